@@ -1,14 +1,14 @@
-"""Measures what a transformer layer keeps for its backward pass, on real GPUs with Transformer Engine.
+"""Measure what a transformer layer keeps for its backward pass, on real GPUs with Transformer Engine.
 
-Run under torchrun with two processes; prints one JSON line a case. Each case builds Megatron's GPTModel twice, with two
-and with four layers, and runs micro batches until caches are filled. The difference is one layer's; what remains is
-the rest of the model's. All values in MiB:
+Run under torchrun with two processes; prints one JSON line per case. Each case builds Megatron's GPTModel twice, with
+two and with four layers, and runs micro batches until caches are filled. The difference gives the memory of a layer;
+the remainder belongs to the rest of the model. All values in MiB:
 
     layer      kept by one layer between its forward and its backward pass
-    rest       kept beside the layers (embedding output, rotary tables, and logits and loss where there are any)
+    rest       kept in addition to the layers (embedding output, rotary tables, and logits and loss where there are any)
     forward    highest allocation during the forward pass, above what is kept at its end
     backward   highest allocation during the backward pass, above what is kept at its start
-    weights    growth of what is held for ever by the first passes (FP8 copies of weights, work spaces), two layers
+    weights    memory that the first passes allocate permanently (FP8 copies of weights, work spaces), two layers
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/bin/bash
-# benchmarks/check_speed.sh: how long `fp8launch check` takes: one recipe, what each further one adds, the whole pack.
+# benchmarks/check_speed.sh: time `fp8launch check` for one recipe, for each additional recipe, and for the whole pack.
 # Needs hyperfine and `make test`'s virtual environment, and Megatron's wheels in the cache (the first run fetches them).
 # Prints a markdown table.
 set -euo pipefail
@@ -13,7 +13,7 @@ for i in $(seq 1 20); do
     printf 'extends: [llama8b_fp8]\nname: copy_%s\n' "$i" >"$work/copy_$i.yaml"
 done
 
-# Each check is a first one: without what Megatron's validators said before, which checks keep here.
+# Each check starts without cached verdicts of Megatron's validators, which are kept here.
 verdicts=${XDG_CACHE_HOME:-$HOME/.cache}/fp8launch/verdicts
 hyperfine --shell=none --prepare "rm -rf $verdicts" --warmup 2 --runs "${RUNS:-15}" --ignore-failure --export-json "$work/times.json" \
     --command-name 'one recipe' "$fp8launch check recipes/llama8b_fp8.yaml" \

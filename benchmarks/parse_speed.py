@@ -1,9 +1,9 @@
-"""How fast logs are read, against `grep -c 'elapsed time'` on the same file.
+"""Measure how fast logs are read, compared with `grep -c 'elapsed time'` on the same file.
 
     python benchmarks/parse_speed.py [--size 1000] [--per-mille 5] [--keep FILE]
 
-Writes a log of SIZE MB: NCCL, torchrun and warning lines, PER_MILLE of a thousand lines are iterations, one in a
-thousand is a memory line, and a checkpoint comes every few thousand. Then times grep (into a pipe: it stops at the
+Writes a log of SIZE MB with NCCL, torchrun and warning lines. Of a thousand lines, PER_MILLE are iterations and one is
+a memory line; a checkpoint comes every few thousand. Then times grep (into a pipe: it stops at the
 first hit when writing to /dev/null), the block reader alone (`scan_file`) and the whole of `fp8launch parse`
 (`parse_paths`), best of three each, and prints the memory that the reader took.
 """
@@ -41,7 +41,7 @@ HEAD = """using world size: 8, data-parallel size: 8
 
 
 def write_log(path: Path, megabytes: int, per_mille: float) -> int:
-    """Writes the log, returns how many iteration lines it has."""
+    """Write the log, and return its number of iteration lines."""
     rng = random.Random(8)
     noise = [
         f"node{rng.randrange(64):03}:{rng.randrange(99999)}:{rng.randrange(99999)} [{i % 8}] NCCL INFO "

@@ -1,11 +1,11 @@
-"""How long the commands take that people run all day, in starts of an empty Python process of the same environment.
+"""Measure everyday commands in multiples of the start of an empty Python process in the same environment.
 
     python benchmarks/startup.py [RUNS]
 
-RUNS (default 15) is how often each command runs. They take turns, so that other work on the machine slows all of them
-alike; ratios of CPU time (user and system, of the command and its child processes) hold on a busy machine, those of
-elapsed time only on a quiet one. "first" has no verdict of Megatron's in the cache, "repeated" has. `import nemo_run`
-is there where `make test` has made NeMo-Run's environment. Prints a table.
+Each command runs RUNS times (default 15). They take turns, so that other work on the machine slows all of them alike;
+ratios of CPU time (user and system, of the command and its child processes) hold on a busy machine, ratios of elapsed
+time only on an idle one. "first" runs without Megatron's verdicts in the cache, "repeated" with them. The row `import
+nemo_run` is present if `make test` has created NeMo-Run's environment. Prints a table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BASE = "`python -c pass`"
 
 @dataclass
 class Command:
-    """A command and what each of its runs took, in seconds. `fresh` empties the cache of verdicts before each."""
+    """A command and the seconds that each of its runs took. `fresh` empties the cache of verdicts before each run."""
 
     words: tuple[str, ...]
     fresh: bool = False
@@ -38,7 +38,7 @@ class Command:
     elapsed: list[float] = field(default_factory=list)
 
     def run(self, environment: dict[str, str]) -> None:
-        """Run it once and note what it took."""
+        """Run it once and record the time."""
         if self.fresh:
             shutil.rmtree(Path(environment["XDG_CACHE_HOME"], "fp8launch/verdicts"), ignore_errors=True)
         begin = time.perf_counter()
@@ -54,7 +54,7 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """The commands by the name that the table gives them; the first is what the ratios divide by."""
+    """Return the commands by their names in the table; ratios are relative to the first one."""
     program = str(BIN / "fp8launch")
     found = {
         BASE: Command((sys.executable, "-c", "pass")),

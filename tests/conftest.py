@@ -1,12 +1,14 @@
-"""What all tests share: golden files with one command to write them again, and a home of their own."""
+"""Fixtures and hooks for all tests: golden files, an empty home, and the order of test files."""
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,20 +17,24 @@ import pytest
 from hypothesis import HealthCheck, settings
 from order import SLURM, file_of, place
 
-# Imports and thousands of collected tests stay to the end. Python would search them for garbage again and again.
+from fp8launch import plugin_registry
+
+# Imports and thousands of collected tests live until the end. Searching them for garbage repeatedly is slow.
 gc.set_threshold(200_000, 10, 10)
 
-# How long examples take, to run or to draw, says more of the machine's load than of the code.
+# The time to draw and run examples depends more on the machine's load than on the code.
 settings.register_profile("fp8launch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fp8launch")
 
-# Variables of a surrounding job, and of a user's own folders, would reach what the tests start.
+Said = tuple[int, str, str]
+
+# Variables of a surrounding job or of the user's folders would reach the programs that tests start.
 OTHERS = ("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
 for name in [n for n in os.environ if n.startswith(OTHERS)]:
     del os.environ[name]
 
 
-# A shell that runs tests in the background has SIGINT ignored, and every command that they start would inherit that.
+# In a shell's background jobs SIGINT is ignored, and every command that a test starts would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,7 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files, do not compare with them")
 
 
-# Workers with a test cluster of their own. Its tests mostly wait: for Slurm's pace, for trainings of several processes.
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests of plugins that are not active, such as with `FP8LAUNCH_PLUGINS=plan pytest tests/plugins/plan`."""
+    active = {plugin.name for plugin in plugin_registry.active()}
+    for mark in item.iter_markers("needs_plugin"):
+        (name,) = mark.args
+        if name not in active:
+            pytest.skip(f"the plugin {name} is not active")
+
+
+# Workers that start a test cluster. Slurm tests mostly wait, for Slurm or for trainings of several processes.
 CLUSTERS = 2
 
 
@@ -48,24 +63,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker more than processors for `-n auto`: those with a test cluster leave theirs half idle."""
+    """Use one more worker than processors for `-n auto`: workers with a test cluster are idle half of the time."""
     return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole files in the order of `order`, so that their fixtures are made once; Slurm's to two workers only.
+    """Schedule whole files in the order of `order`: fixtures are made once per file. Two workers get Slurm tests.
 
     pytest-xdist ignores its own groups (a mark) under pytest 9.2, whose node ids no longer take a suffix.
     """
     if config.getvalue("dist") != "load":
-        return None  # asked for otherwise
+        return None  # the user requested another scheduler
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False  # it would put the files with the most tests first
 
     class Scheduling(LoadScopeScheduling):
-        """`workqueue` has the files that no worker has yet, in the order of the tests."""
+        """`workqueue` has the files that are not yet assigned, in the order of the tests."""
 
         def _split_scope(self, nodeid: str) -> str:
             return file_of(nodeid)
@@ -83,7 +98,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a text with the file of that name in the golden folder beside the test."""
+    """Return a function that compares a text with a file in the `golden` folder next to the test."""
 
     def compare(name: str, text: str) -> None:
         file = request.path.parent / "golden" / name
@@ -108,6 +123,26 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def say(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process; exit code, stdout, stderr. There is no Slurm."""
+    from fp8launch.cli import run
+
+    monkeypatch.setenv("FP8LAUNCH_RUNS", str(home / "runs"))
+    monkeypatch.setenv("SLURM_CONF", "/nonexistent/slurm.conf")
+
+    def command(*arguments: str) -> Said:
+        capfd.readouterr()
+        code = run(list(arguments))
+        out, err = capfd.readouterr()
+        assert "a bug in" not in err
+        return code, out, err
+
+    return command
+
+
+@pytest.fixture
 def write(tmp_path: Path) -> Callable[[str, str], str]:
     """Writes a file below the test's folder and returns its path."""
 
@@ -128,9 +163,34 @@ def shellcheck() -> Callable[[str], None]:
         pytest.skip("shellcheck is not installed")
 
     def check(script: str) -> None:
-        # SC2016: a value with a dollar sign in single quotes is what was asked for.
+        # SC2016: a value with a dollar sign is put in single quotes on purpose.
         command = [program, "--shell=bash", "--exclude=SC2016", "-"]
         done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
     return check
+
+
+@pytest.fixture(scope="session")
+def megatron() -> None:
+    """Skips where this Python has no torch and Megatron to train with."""
+    for package in ("torch", "megatron", "megatron.training"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed for {sys.executable}")
+
+
+@pytest.fixture
+def secret(home: Path) -> Path:
+    """A private file of this user."""
+    file = home / "private" / "secret.jsonl"
+    file.parent.mkdir(mode=0o700)
+    file.write_text('{"text": "my secret"}\n')
+    return file
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """An empty folder, to give away once it is filled."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder

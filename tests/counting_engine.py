@@ -1,6 +1,6 @@
 """An engine that has nothing of Megatron: the proof that a new one needs only the interface.
 
-Its program counts (`counting_program.py`), takes flags of its own, prints iterations in a format of its own, and
+Its program counts (`counting_program.py`), takes its own flags, prints iterations in its own format, and
 reports what ran in FP8 in the format of fp8launch's module report.
 """
 

@@ -48,7 +48,7 @@ def codes(pids: list[int]) -> list[int]:
 
 
 def become(job: dict[str, Any], variables: dict[str, str]) -> None:
-    """Turn this process into the rank that was asked for."""
+    """Turn this process into the requested rank."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     output = os.open(job["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)

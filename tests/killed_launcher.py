@@ -1,12 +1,14 @@
 """Runs fp8launch, and kills it (SIGKILL) right before a side effect that it is about to have.
 
 `KILL_LOG=FILE` writes down every side effect as a line: making, renaming, opening for writing and removing files below
-`KILL_BELOW`, and every command of Slurm that changes something. `KILL_AT=N` strikes before the Nth of them, and
-`KILL_AFTER=SECONDS` that much later, for what happens while sbatch runs. Python's audit events come before the deed.
+`KILL_BELOW`, every command of Slurm that changes something, and every write to stdout and stderr. `KILL_AT=N` strikes
+before the Nth of them, and `KILL_AFTER=SECONDS` that much later, for what happens while sbatch runs. Python's audit
+events come before the deed.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -27,7 +29,7 @@ lines: list[str] = []
 
 
 def kind(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """The side effect in words that are the same for every run of a study; None for what is none."""
+    """Describe a side effect identically for every run of a study; None if the call has none."""
     if event == "subprocess.Popen":
         program = Path(str(arguments[0])).name
         return f"command {program}" if program in ("sbatch", "scancel", "bash") else None
@@ -53,12 +55,16 @@ def strike() -> None:
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
-    global seen
     if event not in TOUCHES and event not in ("open", "subprocess.Popen"):
         return
-    what = kind(event, arguments)
-    if what is None:
-        return
+    effect = kind(event, arguments)
+    if effect is not None:
+        count(effect)
+
+
+def count(what: str) -> None:
+    """Write down a side effect that is about to happen, or strike."""
+    global seen
     seen += 1
     lines.append(what)
     if seen == AT:
@@ -68,7 +74,19 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Output(io.FileIO):
+    """Counts what reaches the user."""
+
+    def write(self, data: Any) -> int:
+        count(f"print {self.fileno()}")
+        return super().write(data)
+
+
 sys.addaudithook(hook)
+sys.stdout, sys.stderr = (
+    io.TextIOWrapper(io.BufferedWriter(Output(number, "wb", closefd=False)), "utf-8", line_buffering=True)  # type: ignore[type-var]
+    for number in (1, 2)
+)
 
 from fp8launch.cli import run  # noqa: E402 (what it imports may count too)
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from fp8launch.diagnostics import error
+from fp8launch.diagnostics import UserError, error
 from fp8launch.job.job import Job
 from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import FINAL, Capabilities, JobState, Scheduler, Status
 
 NAME = "memory"
+TOO_FEW = "there are not enough nodes without these"
 EVERYTHING = Capabilities(arrays=True, continue_by=("dependency",), poll_seconds=0.01)
 
 
@@ -112,6 +113,9 @@ class MemoryScheduler(Scheduler):
     def resume(self, run: RunFolder, key: str, exclude: Sequence[str] = ()) -> str:
         return self._add([run], key, tuple(exclude))[0]
 
+    def is_impossible(self, refusal: UserError) -> bool:
+        return refusal.problems[0].message == TOO_FEW
+
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         self.memory.need_answer()
         return {job.key: job_id.partition("_")[0] for job_id, job in self.memory.jobs.items() if job.key in keys}
@@ -144,7 +148,7 @@ class MemoryScheduler(Scheduler):
         if self.memory.refusal:
             raise error("memory-refused", self.memory.refusal, exit_code=3)
         if self.memory.needs_all_nodes and excluded:
-            raise error("memory-refused", "Requested node configuration is not available", exit_code=3)
+            raise error("memory-refused", TOO_FEW, exit_code=3)
         assert not any(job.key == key for job in self.memory.jobs.values()), "submitted twice"
         number = str(1 + len(self.memory.calls))
         self.memory.calls.append(f"submit {key}")

@@ -53,12 +53,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def sitting(name: str) -> Path:
-    """The logs of one sitting on H200."""
+    """The logs of one session on H200."""
     return unpacked(BENCHMARKS / "h200" / "logs.tar.xz", name)
 
 
 def real_logs(kind: str) -> Path:
-    """Logs of real runs: `runs`, or those of one H200 that tests/data/h200/README.md describes, `h200`."""
+    """Logs of real runs: `runs`, or `h200` for the runs on one H200 in tests/data/h200/README.md."""
     return unpacked(TESTS / "data" / "logs.tar.xz", kind)
 
 

@@ -21,7 +21,7 @@ NOT_TEXT = {"FluxTransformer2DModel", "WanTransformer3DModel"}
 
 
 def registered(tree: ast.Module) -> Iterator[str]:
-    """Names in `register_bridge(source=Class)`, `source="Class"`, and `source=CONSTANT` of the same file."""
+    """Return names in `register_bridge(source=Class)`, `source="Class"`, and `source=CONSTANT` of the same file."""
     constants = {
         target.id: node.value.value
         for node in tree.body

@@ -1,7 +1,7 @@
 """Build the configurations of recipes of Megatron-Bridge, and of the pack's recipes for the same runs.
 
-    python tools/bridge_configuration.py CHECKOUT [--write]     those of Bridge, to the file of the tests with --write
-    python tools/bridge_configuration.py                        those of the pack
+    python tools/bridge_configuration.py CHECKOUT [--write]     recipes of Bridge; --write updates the tests' file
+    python tools/bridge_configuration.py                        recipes of the pack
 
 A CHECKOUT is a folder with Bridge's source of RELEASE (`src/`). Recipes of Bridge are built as a run builds them: by
 the in-job program's `configuration` with the arguments that `fp8launch render bridge:NAME` shows, then by Bridge's own
@@ -32,10 +32,10 @@ from typing import Any, TypeAlias
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests" / "plugins" / "bridge" / "bridge_configurations.json.xz"
 RELEASE = "0.6.0"
-# Both are built with the same Megatron-Core, which is 0.6.0's.
+# Both are built with the Megatron-Core of Bridge 0.6.0.
 MEGATRON = ("software.megatron='0.19'",)
 Built: TypeAlias = "dict[str, dict[str, dict[str, Any]]]"
-# Recipe of Bridge to its twin in the pack.
+# Recipes of Bridge, and the pack's recipes for the same runs.
 TWINS = {
     "llama3_8b_pretrain_8gpu_h100_fp8cs_config": "llama8b_fp8",
     "llama31_405b_pretrain_1024gpu_h100_fp8cs_config": "llama405b_tensorwise_h100",
@@ -47,7 +47,7 @@ TE_VERSION = "2.20.2"
 
 
 def of_bridge(checkout: Path) -> Built:
-    """Build each recipe of TWINS by Bridge."""
+    """Build each recipe of TWINS with Bridge."""
     sys.path.insert(0, str(checkout / "src"))
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
@@ -70,7 +70,7 @@ def of_bridge(checkout: Path) -> Built:
                 bridge.import_bridge(ours)
                 read_from(hub)
                 megatron = validate_worker().Megatron(None)
-            # Its kernels are looked for where tokens are permuted.
+            # Megatron looks for its kernels when it permutes tokens.
             with megatron.target(machine(recipe.gpu, recipe.gpus, ["--moe-permute-fusion"], dict(os.environ))):
                 stubs.answer_as(recipe.gpu)
                 config = bridge.configuration(ours.recipe, ours.overrides, ours.arguments)
@@ -80,7 +80,7 @@ def of_bridge(checkout: Path) -> Built:
 
 
 def of_the_pack() -> Built:
-    """Build the twins by Megatron-LM: its parser, `validate_args` and `core_transformer_config_from_args`."""
+    """Build the twins with Megatron-LM: its parser, `validate_args` and `core_transformer_config_from_args`."""
     from fp8launch.injob.rank.compat import python311, triton_stub
 
     python311.install()
@@ -104,13 +104,13 @@ def of_the_pack() -> Built:
 
 
 def validate_worker() -> Any:
-    """The module that lets Megatron see another machine; it is not imported by its package."""
-    sys.path.append(str(ROOT / "launchers" / "fp8launch" / "megatron"))
+    """Import the module that describes another machine to Megatron; its package does not import it."""
+    sys.path.append(str(ROOT / "launchers" / "fp8launch" / "plugins" / "validators"))
     return importlib.import_module("validate_worker")
 
 
 def machine(gpu: str, gpus: int, argv: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """So many GPUs of a kind, with Transformer Engine."""
+    """Describe a machine with GPUs of this type and Transformer Engine."""
     from fp8launch.hardware.gpus import GPUS
 
     return {
@@ -123,7 +123,7 @@ def machine(gpu: str, gpus: int, argv: list[str], environment: Mapping[str, str]
 
 
 def classes() -> dict[str, type]:
-    """Megatron-Core's class of each section."""
+    """Return Megatron-Core's class for each section."""
     core: Any = importlib.import_module("megatron.core.transformer.transformer_config")
     return {
         "model": core.MLATransformerConfig,
@@ -140,7 +140,7 @@ def read_from(hub: Mapping[str, Path]) -> None:
 
 
 def stated_fields(section: Any, cls: type) -> dict[str, Any]:
-    """The fields of Megatron's class that differ from its defaults, as far as JSON can hold them."""
+    """Return the fields that differ from the defaults of Megatron's class, as far as JSON can hold them."""
     plain = validate_worker()._plain_attributes
     defaults = types.SimpleNamespace(
         **{

@@ -1,4 +1,4 @@
-"""Write the fields of Megatron-Bridge's configuration and what each takes, by release and section.
+"""Write the fields of Megatron-Bridge's configuration and their types, by release and section.
 
     python tools/bridge_fields.py RELEASE=CHECKOUT
 
@@ -27,7 +27,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "launchers" / "fp8launch" / "engines" / "bridge" / "fields.json.xz"
+OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "fields.json.xz"
 DIFFUSION = "megatron.bridge.diffusion.models.wan.wan_provider"
 # Bridge keeps data types and paths as text while it applies overrides.
 LETTERS: dict[Any, str] = {
@@ -37,7 +37,7 @@ LETTERS: dict[Any, str] = {
 
 
 def fields(checkout: Path) -> dict[str, dict[str, str]]:
-    """The fields of each section of the configuration, and what each takes (see `kind_of`)."""
+    """Return the fields of each section of the configuration with their types (see `kind_of`)."""
     sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "launchers"), str(checkout / "src")]
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -64,7 +64,7 @@ def fields(checkout: Path) -> dict[str, dict[str, str]]:
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
-    """The types of a class's fields; of one whose own cannot be resolved here, those of the classes above it."""
+    """Return the types of a class's fields, or those of its base classes if they cannot be resolved here."""
     for each in kind.__mro__:
         try:
             return get_type_hints(each)
@@ -74,7 +74,7 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 def kind_of(hints: Iterable[Any]) -> str:
-    """What a field of these types takes, "" for anything.
+    """Return a name for what a field of these types accepts, "" for anything.
 
     Letters: b(ool), i(nteger), f(loat), s(tring), l(ist), n(ull); after a colon the only strings if they are listed.
     """
@@ -100,21 +100,21 @@ def kind_of(hints: Iterable[Any]) -> str:
 
 
 def parts(hint: Any) -> list[Any]:
-    """The alternatives of a type."""
+    """Return the alternatives of a union type."""
     if get_origin(hint) in (Union, types.UnionType):
         return [part for each in get_args(hint) for part in parts(each)]
     return [hint]
 
 
 def classes(hint: Any) -> list[type]:
-    """The dataclasses in a type."""
+    """Return the dataclasses in a type."""
     inside = [kind for part in get_args(hint) for kind in classes(part)]
     own = [hint] if inspect.isclass(hint) and dataclasses.is_dataclass(hint) else []
     return own + [each for kind in own for each in below(kind) if dataclasses.is_dataclass(each)] + inside
 
 
 def below(kind: type) -> list[type]:
-    """All classes derived from a class."""
+    """Return all subclasses of a class."""
     children: list[type] = kind.__subclasses__()
     return [each for child in children for each in (child, *below(child))]
 

@@ -1,9 +1,9 @@
-"""Write the shapes of models that Megatron-Bridge reads from the Hugging Face hub and the pack does not have.
+"""Write the shapes of models that Megatron-Bridge reads from the Hugging Face hub and that the pack lacks.
 
     python tools/bridge_models.py CHECKOUT HUB_ID=FOLDER...
 
 A CHECKOUT is a folder with Bridge's source (`src/`), a FOLDER has the model's published config.json. Bridge's own code
-makes the model's configuration of it; what differs from its class's defaults is kept, by Megatron-LM's names. Needs
+creates the model's configuration from it. Fields that differ from the defaults are kept, by Megatron-LM's names. Needs
 torch, megatron-core, transformers, omegaconf and hydra-core. No network is used.
 """
 
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "launchers" / "fp8launch" / "engines" / "bridge" / "models.json"
-# Of how a model is read, built or computed, not of its shape; recipes set the length of a sequence.
+OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "models.json"
+# Fields about how a model is read, built or computed rather than its shape. Recipes set the sequence length.
 LEFT_OUT = frozenset(("autocast_dtype", "hf_model_id", "hetereogenous_dist_checkpoint", "seq_length"))
 
 
 def shape(folder: Path) -> dict[str, Any]:
-    """The configuration that Bridge makes of a published one."""
+    """Return the configuration that Bridge creates from a published one."""
     from fp8launch.plugins.bridge.fields import attribute_of
 
     stubs = importlib.import_module("bridge_stubs")
@@ -45,7 +45,7 @@ def shape(folder: Path) -> dict[str, Any]:
 
 
 def every(layers: list[int]) -> int | str:
-    """The kinds of layers as Megatron-LM's arguments state them: N where each Nth is of the other kind, else a list."""
+    """Return the kinds of layers as Megatron-LM's arguments do: N if every Nth is of the other kind, else a list."""
     period = layers.index(0) + 1 if 0 in layers else len(layers) + 1
     regular = [int((number + 1) % period != 0) for number in range(len(layers))]
     return period if layers == regular else str(layers)

@@ -1,9 +1,9 @@
-"""Write the throughput that NVIDIA publishes for Megatron-Bridge's recipes, one record a row.
+"""Write the throughput that NVIDIA publishes for Megatron-Bridge's recipes, one record per row.
 
     python tools/bridge_published.py CHECKOUT
 
 Reads the tables of `docs/performance-summary.md` and `docs/performance-summary-archive.md`. A row may state two
-precisions or two layouts, the second one in brackets: that is two records.
+precisions or two layouts, the second one in parentheses, which makes two records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "launchers" / "fp8launch" / "engines" / "bridge" / "published.json.xz"
+OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "published.json.xz"
 PAGES = ("docs/performance-summary.md", "docs/performance-summary-archive.md")
 COLUMNS = {
     "Model": "model",
@@ -40,7 +40,7 @@ TEXT = ("model", "system", "precision")
 
 
 def rows(page: str) -> Iterator[dict[str, str]]:
-    """The table rows of a page, with the headings that they stand under."""
+    """Yield the table rows of a page, with their headings."""
     release = task = ""
     of_heading: dict[str, str] = {}
     names: list[str] = []
@@ -73,7 +73,7 @@ def rows(page: str) -> Iterator[dict[str, str]]:
 
 
 def records(row: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """One record for each figure of a row: `FP8-CS (FP8-MX)` beside `37556 (36108)` are two."""
+    """Yield one record for each figure of a row: `FP8-CS (FP8-MX)` with `37556 (36108)` makes two."""
     cells = {name: alternatives(text) for name, text in row.items()}
     count = len(cells["tokens_per_s_per_gpu"])
     for at in range(count):
@@ -87,7 +87,7 @@ def records(row: dict[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def alternatives(text: str) -> list[str]:
-    """`a (b)` as two values; footnote marks are dropped."""
+    """Return `a (b)` as two values, without footnote marks."""
     text = re.sub(r"\[\^[^]]*\]", "", text).strip()
     found = re.fullmatch(r"(.*?)\s*\((.*)\)", text)
     return [found.group(1), found.group(2)] if found and found.group(1) else [text]

@@ -3,12 +3,12 @@
     python tools/bridge_recipes.py RELEASE=CHECKOUT...
 
 A CHECKOUT is a folder with the source of that release (`src/` and `scripts/performance/`). Each recipe function is
-called, with Bridge's own code, and what it sets is recorded: GPUs, layout, batch, precision, environment and the
+called with Bridge's own code, and its settings are recorded: GPUs, layout, batch, precision, environment and the
 Hugging Face models that it reads. Nothing is trained and no network is used. Needs torch, megatron-core, transformers,
 omegaconf and hydra-core.
 
 Up to 0.5 a recipe is a function of `scripts/performance/configs` that takes a precision and a variant; since 0.6 each
-recipe is a function of `megatron.bridge.perf_recipes` without arguments. Both get names of the newer form.
+recipe is a function of `megatron.bridge.perf_recipes` without arguments. All recipes get names in the newer form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "launchers" / "fp8launch" / "engines" / "bridge" / "recipes.json.xz"
+OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "recipes.json.xz"
 NAME = re.compile(
     r"(?P<model>\w+?)_(?P<task>pretrain|sft|peft|lora)_(?P<gpus>\d+)gpu_(?P<gpu>[a-z]+\d+)_"
     r"(?P<precision>bf16|fp8cs|fp8mx|fp8sc|fp8ds|nvfp4)(?:_(?P<variant>\w+))?_config"
@@ -65,7 +65,7 @@ class Source:
 
 
 def index(checkout: Path) -> dict[str, Any]:
-    """Call every recipe function of a checkout; a recipe that cannot be read is named on standard error."""
+    """Call every recipe function of a checkout. Names recipes that cannot be read on standard error."""
     sys.path[:0] = [
         str(ROOT / "tools"),
         str(ROOT / "launchers"),
@@ -95,7 +95,7 @@ def index(checkout: Path) -> dict[str, Any]:
 
 
 def sources(checkout: Path, load: Callable[[str], Any]) -> Iterator[Source]:
-    """Find the recipe functions of either form."""
+    """Find the recipe functions, in the older or the newer form."""
     flat = checkout / "src/megatron/bridge/perf_recipes"
     if flat.is_dir():
         for file in sorted(flat.rglob("*.py")):
@@ -103,7 +103,7 @@ def sources(checkout: Path, load: Callable[[str], Any]) -> Iterator[Source]:
                 continue
             module = "megatron.bridge.perf_recipes." + ".".join(file.relative_to(flat).with_suffix("").parts)
             for name, function in inspect.getmembers(load(module), inspect.isfunction):
-                # One of another GPU's module under a name of its own is a recipe, too (405B on B200 and B300).
+                # A recipe of another GPU's module under its own name counts too (405B on B200 and B300).
                 own = function.__module__ == module or function.__name__ != name
                 if own and NAME.fullmatch(name):
                     yield Source(name, module, name, {}, function)
@@ -135,7 +135,7 @@ def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
             continue
         module, function = functions[function_name]
         precision = parts["precision"].lower()
-        # A model with one variant has it under no name.
+        # A model with a single variant does not name it.
         arguments = {"precision": precision, **({"config_variant": variant} if variant else {})}
         words = [model, task, f"{workload.num_gpus}gpu", gpu, precision.replace("_", ""), variant, "config"]
         name = "_".join(word for word in words if word)

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from fp8launch.injob.rank.compat import absent_packages
+from fp8launch.plugins.bridge.injob import absent_packages
 
 _REAL = {"megatron", "torch", "transformers"}
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Text to a trained model, on Slurm if one answers, else right here: tokenizer, dataset, run, its numbers, what it writes.
+# From text to a trained model, on Slurm if it answers, else on this machine: tokenizer, dataset, run, numbers, a sample.
 set -euo pipefail
 
 run() {
@@ -7,7 +7,7 @@ run() {
     "$FP8LAUNCH" "$@"
 }
 
-# Where Slurm is installed and no controller answers, submit would refuse to train on this machine by itself.
+# If Slurm is installed but no controller answers, submit does not train on this machine unless told to.
 here=()
 scontrol ping > /dev/null 2>&1 || here=(--backend local)
 made=$PWD/build/demo

@@ -5,8 +5,8 @@
     python tools/flag_schemas.py --check         # exit 1 when the committed schemas are stale
     python tools/flag_schemas.py --scripts DIR   # flags of Megatron-LM's other scripts, by DIR/0.19 ...
 
-Megatron's own argparse parser is built, in a process of its own, under the stand-ins for torch; what it holds is
-written without its help texts, one flag a line, sorted. The versions are those of megatron/versions.py.
+Megatron's own argparse parser is built in a separate process, with stand-ins for torch. Its flags are written without
+help texts, one per line, sorted. The versions are those of megatron/versions.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-MEGATRON = Path(__file__).resolve().parents[1] / "launchers" / "fp8launch" / "megatron"
+PACKAGE = Path(__file__).resolve().parents[1] / "launchers" / "fp8launch"
+MEGATRON = PACKAGE / "megatron"
+VALIDATORS = PACKAGE / "plugins" / "validators"
 # By its path: this file also runs in the bare process that holds a Megatron.
 MINORS = tuple(runpy.run_path(str(MEGATRON / "versions.py"))["SUPPORTED"])
 SCHEMAS = MEGATRON / "schemas"
@@ -59,7 +61,7 @@ _SCRIPTS: tuple[tuple[str, str, str, str | None], ...] = (
 
 
 def describe_scripts(checkout: Path) -> dict[str, Json]:
-    """The flags that each script of a Megatron-LM checkout adds to the common ones. Only those functions run."""
+    """Return the flags that each script of a Megatron-LM checkout adds. Runs only the functions that add them."""
     found: dict[str, Json] = {}
     for script, file, name, needs in _SCRIPTS:
         source = checkout / file
@@ -101,10 +103,10 @@ def compressed(text: str) -> bytes:
 
 
 def describe(site: Path) -> dict[str, Json]:
-    """The parser of the Megatron unpacked at `site`, as JSON data. Imports it: call in a process of its own."""
-    sys.path[:0] = [str(site), str(MEGATRON)]
+    """Return the parser of the Megatron unpacked at `site`, as JSON data. Imports it: call in a separate process."""
+    sys.path[:0] = [str(site), str(VALIDATORS)]
     torch_stubs = importlib.import_module("torch_stubs")
-    sys.path.remove(str(MEGATRON))
+    sys.path.remove(str(VALIDATORS))
     torch_stubs.install()
     torch_stubs.modernize_typing()
     arguments = importlib.import_module(_ARGUMENTS)
@@ -117,7 +119,7 @@ def describe(site: Path) -> dict[str, Json]:
 
     plain = build()
     flags = {action.option_strings[0]: _flag(action) for action in plain._actions if action.dest != "help"}
-    # nvidia-kitchen brings flags of its own; an image that has it accepts them, others do not.
+    # nvidia-kitchen adds its own flags, which only images that contain it accept.
     kitchen.__dict__["HAVE_KITCHEN"] = True
     for action in build()._actions:
         if action.dest != "help" and action.option_strings[0] not in flags:
@@ -129,7 +131,7 @@ def describe(site: Path) -> dict[str, Json]:
     return {
         # In a git work tree Megatron appends that tree's commit.
         "version": importlib.import_module("megatron.core.package_info").__version__.partition("+")[0],
-        # What parse_args puts into the namespace beside the flags.
+        # What parse_args adds to the namespace besides the flags.
         "added_by_parse_args": sorted(set(vars(arguments.parse_args())) - dests),
         "config_only": _config_only(dests),
         "flags": [flags[name] for name in sorted(flags)],
@@ -137,7 +139,7 @@ def describe(site: Path) -> dict[str, Json]:
 
 
 def _config_only(dests: set[str]) -> dict[str, str]:
-    """Name and type of the plain fields of TransformerConfig that no flag sets and nothing computes."""
+    """Return the names and types of plain fields of TransformerConfig that no flag sets and nothing computes."""
     config = importlib.import_module("megatron.core.transformer.transformer_config").TransformerConfig
     builder = next(
         module.core_transformer_config_from_args
@@ -157,7 +159,7 @@ def _config_only(dests: set[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-# What a flag has that says nothing else, by action; `const` of a bare flag follows from its action.
+# Defaults of a flag's properties, by action; `const` of a bare flag follows from its action.
 _USUAL: dict[str, dict[str, Json]] = {
     "store": {"type": "str", "default": None},
     "store_true": {"default": False},
@@ -167,7 +169,7 @@ _USUAL: dict[str, dict[str, Json]] = {
 
 
 def _flag(action: argparse.Action) -> dict[str, Json]:
-    """One flag; what is usual for its kind is left out."""
+    """Describe one flag, without properties that have the defaults of its kind."""
     kind, choices = _type(action)
     name = _action(action)
     entry = {
@@ -197,7 +199,7 @@ def _flag(action: argparse.Action) -> dict[str, Json]:
 
 
 def _same(a: Json, b: Json) -> bool:
-    """Equal and of one type: 0 is not False here."""
+    """Return whether two values are equal and of one type, so that 0 is not False."""
     return type(a) is type(b) and bool(a == b)
 
 
@@ -216,7 +218,7 @@ def _action(action: argparse.Action) -> str:
 
 
 def _type(action: argparse.Action) -> tuple[str | None, list[Json] | None]:
-    """The name of the type as `fp8launch.megatron.argv` knows it, and the choices as a user types them.
+    """Return the name of the type in `fp8launch.megatron.arguments`, and the choices as a user types them.
 
     A conversion function of Megatron's is recognized by what it does to sample texts.
     """
@@ -254,7 +256,7 @@ def _result(convert: Callable[[str], Any], text: str) -> Any:
 
 
 def _words(convert: Callable[[str], Any]) -> list[str]:
-    """Every word that a conversion function might accept: member names of Megatron's enums, and its own constants."""
+    """Return every word that a conversion function might accept: names in Megatron's enums, and its own constants."""
     enums = importlib.import_module("megatron.core.transformer.enums")
     members = [
         member.name
@@ -273,7 +275,7 @@ def _words(convert: Callable[[str], Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Json:
-    """JSON for a default: enums by name, what JSON cannot hold as null."""
+    """Return JSON for a default: enums by name, and null for values that JSON cannot hold."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, float) and not math.isfinite(value):
@@ -292,7 +294,7 @@ def _deprecated(action: argparse.Action) -> bool:
 
 
 def schema_text(description: Mapping[str, Json]) -> str:
-    """The schema file: one flag a line, so that a review shows what a new version moved."""
+    """Return the schema file: one flag per line, so that a diff shows what a new version changed."""
     head = {key: value for key, value in description.items() if key != "flags"}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     flags = ",\n".join(json.dumps(flag) for flag in description["flags"])
@@ -300,7 +302,7 @@ def schema_text(description: Mapping[str, Json]) -> str:
 
 
 def generate(wheels: Iterable[Path]) -> dict[str, str]:
-    """File name to text, for the newest wheel of each minor version among `wheels`."""
+    """Return texts by file name, for the newest of the `wheels` of each minor version."""
     newest: dict[str, Path] = {}
     for wheel in sorted(wheels, key=_release):
         newest[".".join(map(str, _release(wheel)[:2]))] = wheel
@@ -339,7 +341,7 @@ def download(folder: Path) -> None:
 
 
 def stale(files: Mapping[str, str]) -> list[str]:
-    """Names of the schema files whose committed text differs from `files`, or that have no place there."""
+    """Return names of schema files whose committed text differs from `files`, or that are not in `files`."""
     committed = {path.name: lzma.decompress(path.read_bytes()).decode() for path in SCHEMAS.glob("0.*.json.xz")}
     return sorted(name for name in files.keys() | committed.keys() if files.get(name) != committed.get(name))
 

@@ -18,13 +18,13 @@ HOPPER = ("h100", "h100", "h100", "h100", "h200")
 BLACKWELL = ("b200", "b200", "b200", "gb300", "gb300", "gb300", "b300", "gb200")
 ON_HOPPER = ("bf16", "tensorwise", "delayed", "blockwise")
 ON_BLACKWELL = ("bf16", "tensorwise", "delayed", "mxfp8", "nvfp4")
-# Releases of Transformer Engine beside each Megatron.
+# Releases of Transformer Engine to draw for each Megatron.
 ENGINES = {"0.17": ("2.14",), "0.18": ("2.16",), "0.19": ("2.20", "2.20", "2.16")}
 # Models with too many heads for a hidden size of 2048.
 HEADS = {"llama3_1_405b": 32, "nemotron4_340b": 32, "llama3_70b": 32, "nemotron4_15b": 32, "qwen3_14b": 32}
 # Models whose attention FlashAttention 3 does not have: other head sizes, or learned sinks.
 NO_FLASH = (*LATENT, "gpt_oss_120b", "gpt_oss_20b")
-# Flags that belong into the section `model` of a recipe.
+# Flags that belong in the section `model` of a recipe.
 OF_MODEL = (
     "normalization", "attention_dropout", "hidden_dropout", "qk_layernorm", "mtp_num_layers", "window_size",
     "moe_router_load_balancing_type", "moe_shared_expert_intermediate_size", "add_qkv_bias", "position_embedding_type",

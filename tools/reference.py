@@ -19,16 +19,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fp8launch import engines
-from fp8launch.check.advisories import ADVISORIES, NOT_FROM_RECIPES, releases_in_words
-from fp8launch.check.advisory import PACKAGES, PUBLISHED, Advisory
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
 from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
+from fp8launch.hardware.quantization import UNQUANTIZED, precision_names
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
+from fp8launch.plugins.advisories.advisory import PACKAGES, PUBLISHED, Advisory
+from fp8launch.plugins.advisories.table import ADVISORIES, NOT_FROM_RECIPES, releases_in_words
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.sections import Phase
@@ -79,7 +79,7 @@ MEANING = {
         "launch.profile_iteration": "profile this iteration on rank 0, by kernel",
         "launch.config": "fields of Megatron's TransformerConfig that have no flag",
         "launch.tensor_stats": "measure FP8 tensors every N iterations: underflow, scales, largest values",
-        "accelerate.sharding": "what the ranks divide: nothing (`ddp`), or as FSDP2 or DeepSpeed's ZeRO 1 to 3 do",
+        "accelerate.sharding": "what the ranks shard: nothing (`ddp`), or the same as FSDP2 or DeepSpeed's ZeRO 1 to 3",
         "accelerate.fp8": "the library of FP8; `msamp` is refused with its reason",
         "accelerate.rowwise": "torchao scales each row, with `precision: {recipe: tensorwise, format: e4m3}`",
         "bridge.recipe": "name of a recipe of Megatron-Bridge (`fp8launch recipes --engine bridge`)",
@@ -90,7 +90,7 @@ MEANING = {
         "convert.checkpoint": "folder of one iteration of a checkpoint, the source of `megatron-to-hf`",
         "convert.out": "folder of the output",
         "convert.dtype": "type of the output's weights; the model's own by default",
-        "convert.fingerprint": "digest of the input, by which a finished output is known again",
+        "convert.fingerprint": "digest of the input, which identifies a finished output",
         "bridge.overrides": "fields of Bridge's configuration, such as `{ddp: {overlap_grad_reduce: false}}`",
         "software.megatron": "version of Megatron-Core in the job; selects the known flags",
         "software.transformer_engine": "version of Transformer Engine in the job",
@@ -100,7 +100,8 @@ MEANING = {
         "survive.hang_after": "seconds without log output that count as a hang; 0: never",
         "health.loss_jump": "rise of the loss, as a fraction, that is reported (docs/health.md)",
         "health.loss_fall": "least fall of the loss of a new run, as a fraction",
-        "health.actions": "what the job does about a code: `continue`, `stop` or `{rewind: N}` (docs/health.md)",
+        "health.actions": "what the job does about a code: `continue`, `stop` or `{rewind: N}`; about `slow-node`: "
+        "`continue`, `exclude` or `exclude-later` (docs/health.md)",
         "health.max_rewinds": "number of rewinds after which the run stops instead",
         "health.skipped_steps": "share of skipped steps that is reported",
         "health.slowdown": "increase of the step time, as a fraction, that is reported",
@@ -110,9 +111,10 @@ MEANING = {
         "env": "environment of the processes; null unsets a variable that a part sets",
         "secrets": "names of variables whose values are passed to the job and never written to a file",
         "megatron": "any other Megatron flag; true is a bare flag, null removes one that a part sets",
+        "megatron_extra": "flags that only a fork of Megatron-LM has; passed on as written, without a check",
         "silence": "code of a warning to suppress, with the reason",
         "notes": "shown by `fp8launch recipes NAME`",
-        "reference": "a published figure to print beside ours",
+        "reference": "a published figure to print next to the measured one",
         "phases.NAME.iterations": "iterations of the phase; one phase may omit them and gets the rest",
         **{f"phases.NAME.{section}": f"the phase's own values of `{section}`" for section in PHASE_SECTIONS},
         "axes": "values by key; the recipe becomes a study with one run per combination",
@@ -240,7 +242,7 @@ def _cell(text: str) -> str:
 def gpu_table() -> Iterator[str]:
     """What each GPU computes, how fast, and what the check's hardware rules say of each precision recipe on it."""
     rules = [rule for rule in all_rules().values() if rule.find.__module__.endswith(".hardware")]
-    quantized = [name for name in PRECISIONS if name not in UNQUANTIZED]
+    quantized = [name for name in precision_names() if name not in UNQUANTIZED]
     yield "| GPU | compute capability | memory, GiB | bf16 / FP8 / FP4 peak, TFLOP/s | " + " | ".join(quantized) + " |"
     yield "|---|---|---|---|" + "---|" * len(quantized)
     for gpu in GPUS.values():
@@ -268,7 +270,7 @@ def failure_table() -> Iterator[str]:
 
 
 def advisory_page() -> str:
-    """Every known bug: those that are reported, those with undecided releases, those that no recipe can trigger."""
+    """Return the page of known bugs: reported ones, ones with undecided releases, ones that no recipe can trigger."""
     examined = "; ".join(f"{PACKAGES[package]} {known[0]} to {known[-1]}" for package, known in PUBLISHED.items())
     decided = [row for row in ADVISORIES if row.affected]
     undecided = [row for row in ADVISORIES if not row.affected]
@@ -279,9 +281,9 @@ def advisory_page() -> str:
         "",
         *textwrap.wrap(
             "Bugs of Megatron-Core, Transformer Engine and Megatron-Bridge that neither crash nor warn: a run trains, "
-            "and gradients, learning rates or checkpoints are wrong. `fp8launch check` warns about each that a recipe "
-            "triggers in the releases that it runs with, and `fp8launch verify` names those of a finished run. They "
-            "change no exit code. To accept one, give the reason:",
+            "and gradients, learning rates or checkpoints are wrong. `fp8launch check` warns if a recipe triggers one "
+            "in the releases that it runs with, and `fp8launch verify` names the bugs of a finished run. They do not "
+            "change exit codes. To accept a bug, state the reason:",
             120,
         ),
         "",
@@ -291,8 +293,8 @@ def advisory_page() -> str:
         "```",
         "",
         *textwrap.wrap(
-            "The releases are those of the recipe's `software`, else of its image, else the newest supported ones. "
-            "Each row was decided by looking for the faulty line in the packages on PyPI, "
+            "The releases come from the recipe's `software`, else from its image; the newest supported ones are the "
+            "default. Affected releases were found by looking for the faulty line in the packages on PyPI, "
             f"{examined}. Nothing is reported for other releases.",
             120,
         ),
@@ -303,7 +305,7 @@ def advisory_page() -> str:
     ]
     for row in decided:
         lines += ["", f"## `{row.id}`", "", *_advisory(row)]
-    lines += ["", "## Not decided", "", "Documented and never reported, because the affected releases are not known."]
+    lines += ["", "## Not decided", "", "Documented but never reported, because the affected releases are not known."]
     for row in undecided:
         lines += ["", f"### `{row.id}`", "", *_advisory(row)]
     lines += ["", "## Not from a recipe", "", "Known bugs that no recipe can trigger in a supported release.", ""]
@@ -316,7 +318,7 @@ def _advisory(row: Advisory) -> Iterator[str]:
         yield f"- Affected: {releases_in_words(row.affected)}"
     yield f"- When: {row.when}"
     yield f"- Effect: {row.effect}"
-    yield f"- Way out: {row.fix}"
+    yield f"- Fix: {row.fix}"
     yield f"- Source: <{row.source}>"
 
 

@@ -12,21 +12,20 @@ from collections import Counter, OrderedDict
 from typing import Any
 
 from fp8launch.check.checker import check_all
-from fp8launch.check.rehearsal import plan_of
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
 from fp8launch.engines.base import NotRehearsable
 from fp8launch.job.prepared import Prepared
-from fp8launch.rehearsal.rehearse import Plan, request_of
-from fp8launch.rehearsal.roles import Role, roles_of
-from fp8launch.rehearsal.server import Server
-from fp8launch.rehearsal.shrink import Shrunk, shrink
-from fp8launch.rehearsal.workers import LIMITS, Request
+from fp8launch.plugins.rehearse.layer import plan_of
+from fp8launch.plugins.rehearse.rehearse import Plan, Role, request_of, roles_of
+from fp8launch.plugins.rehearse.server import Server
+from fp8launch.plugins.rehearse.shrink import Shrunk, shrink
+from fp8launch.plugins.rehearse.workers import LIMITS, Request
 
 SERVERS = 3
 POLL_SECONDS = 0.05
-# What rank and arguments say; the rest of a request decides what is imported.
+# Parts of a request that do not affect what is imported.
 VARYING = ("argv", "rank", "world", "local_world", "env", "saves")
 
 
@@ -64,7 +63,7 @@ def _setup(asked: Request) -> tuple[str, dict[str, Any]]:
 
 
 def imports(run: Prepared) -> str:
-    """What runs share that need one import; empty if the run cannot be rehearsed."""
+    """Return a key that runs with the same imports share; empty if the run cannot be rehearsed."""
     try:
         plan = plan_of(run.parts[0], resolve_run(run.parts[0], {}), Cluster())
         return _setup(request_of(plan, roles_of(plan.layout)[0], shrink(plan.args.values, plan.layout)))[0]
@@ -106,7 +105,6 @@ def rehearse_run(run: Prepared, roles: int = 9, cpu_seconds: int = 120) -> list[
         chosen = [chosen[0], *chosen[::-1]][:roles] if roles < len(chosen) else chosen
         for role in chosen:
             result = rehearse_role(plan, role, small, cpu_seconds)
-            result["traffic"] = None
             found.append(result)
     return found
 

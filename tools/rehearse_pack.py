@@ -1,7 +1,7 @@
 """Rehearse every recipe of the pack: rehearse_pack.py RESULTS.jsonl [--megatron 0.19] [--only WORD] [--jobs 2]
 
-One JSON object per recipe and Megatron version goes to RESULTS.jsonl; what is there already is not repeated. With
-`--bridge` the recipes are Megatron-Bridge's, those for pre-training of its newest release.
+Writes one JSON object per recipe and Megatron version to RESULTS.jsonl, and skips those that it already has. With
+`--bridge`, the recipes are Megatron-Bridge's pre-training recipes of its newest release.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import UserError
-from fp8launch.engines import by_name
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.bridge import index
 from rehearsal_runs import PREPARING, checked, close_servers, one
 
 TOP = Path(__file__).resolve().parents[1]
@@ -28,11 +28,8 @@ def whole_recipes() -> list[Path]:
 
 
 def of_bridge() -> list[str]:
-    """The names of Bridge's recipes for pre-training, as users write them."""
-    catalog = by_name("bridge").catalog()
-    assert catalog is not None
-    newest = catalog.releases()[-1]
-    return [f"bridge:{each.name}" for each in catalog.select(newest) if each.record["task"] == "pretrain"]
+    """Return the names of Bridge's recipes for pre-training, as users write them."""
+    return [f"bridge:{recipe.name}" for recipe in index.select() if recipe.task == "pretrain"]
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
-"""Rehearse recipes drawn at random from the pack's parts, of those that `check` passes.
+"""Rehearse random recipes from the pack's parts that pass `check`.
 
     rehearse_random.py RESULTS.jsonl --count 200 [--first 0] [--jobs 2] [--roles 2]
     rehearse_random.py RESULTS.jsonl --gpus 2 --count 200
     rehearse_random.py RESULTS.jsonl --report
     rehearse_random.py RESULTS.jsonl --select benchmarks/h200
 
-One JSON object per seed goes to RESULTS.jsonl: the recipe, what `check` said, and how the rehearsal ended; seeds that
-are there already are not repeated. `--gpus` draws small runs for one or two H200, without a network. `--report` counts.
+Writes one JSON object per seed to RESULTS.jsonl: the recipe, the result of `check`, and the result of the rehearsal.
+Skips seeds that the file already has. `--gpus` draws small runs for one or two H200, without a network. `--report`
+prints counts.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from random_recipes import drawn
 from rehearsal_runs import PREPARING, checked, close_servers, imports, one
 
 BATCH = 720
-# Every so manyth recipe is rehearsed in as many roles as asked for, the others in the first.
+# Every Nth recipe is rehearsed in the requested number of roles, the others only in the first.
 ALL_ROLES = 4
-# Estimated GiB of a run; six share an H200. What none of its hosts has.
+# Estimated GiB of a run, because six share an H200, and features that none of its hosts has.
 MOST_GIB = 20
 NOT_CARRIED = {"DeepEP's kernels", "HybridEP's kernels", "Muon's iterations"}
 
@@ -73,13 +74,13 @@ def examine(seeds: Sequence[int], gpus: int, roles: int, write: Callable[[dict[s
 
 
 def needed_gib(recipe: Path) -> float:
-    """Estimated memory that a run takes of its GPU; without an end where it is not counted."""
+    """Return the estimated memory of a run on its GPU, or infinity if there is no estimate."""
     found = [run_estimate(resolve_run(part, {})) for part in prepare(str(recipe)).parts]
     return max((each.total / 2**30 if each else float("inf")) for each in found)
 
 
 def report(results: Path) -> None:
-    """Print what was found, refusals by sentence."""
+    """Print counts of results, with refusals by message."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     print(Counter(row["verdict"] for row in rows))
     print("check:", Counter(code for row in rows for code in row.get("codes", [])[:1]).most_common(30))

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.job.batch_script import batch_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
+from fp8launch.schedulers.slurm.batch_script import batch_script
 
 ROOT = Path(__file__).resolve().parents[1]
 # Recipes of the pack: a tiny one, an 8B in BF16 and FP8, a 70B, a mixture of experts, and another stack.

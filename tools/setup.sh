@@ -3,9 +3,9 @@
 set -euo pipefail
 
 what=$1 venv=$2
-# What was tested together. megatron-core asks for Python 3.12 since 0.17 and runs on 3.11 as well.
+# Versions that were tested together. megatron-core requires Python 3.12 since 0.17, but runs on 3.11 as well.
 torch=2.13.0
-# Every release in SUPPORTED of megatron/versions.py is tested; the newest is what the demo trains with.
+# Every release in SUPPORTED of megatron/versions.py is tested. The demo trains with the newest one.
 mapfile -t megatrons < <(sed -n 's/^    "[0-9.]*": "\([0-9.]*\)",$/\1/p' launchers/fp8launch/megatron/versions.py)
 megatron=${megatrons[-1]}
 older_megatrons=("${megatrons[@]:0:${#megatrons[@]}-1}")
@@ -32,7 +32,7 @@ make_venv() {
     python=$(find_python)
     say "a virtual environment of $("$python" -V) in $venv"
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then
-        # Debian keeps this part of Python in a package of its own.
+        # Debian has this part of Python in a separate package.
         say "downloads the distribution's python3-venv"
         apt-get update -qq && apt-get install -y -qq --no-install-recommends "$(basename "$python")-venv" >/dev/null
     fi

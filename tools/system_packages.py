@@ -1,7 +1,7 @@
 """Install the distribution's packages that the tests use: Slurm, MariaDB, Charliecloud, ssh, shellcheck, Chromium.
 
     python tools/system_packages.py            # installs what is missing (Debian and Ubuntu, as root)
-    python tools/system_packages.py --missing  # only names it, one a line
+    python tools/system_packages.py --missing  # only prints the names, one per line
 
 Never fails: a test that lacks a package is skipped and says which.
 """
@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "slurm"))
 
 from cluster.packages import InstallError, Need, install, missing, say, why_not_installable
 
-# Beside what the test cluster is made of.
+# Needed in addition to the packages of the test cluster.
 MORE = (
     Need("shellcheck", ("shellcheck",), optional=True),  # batch scripts
-    Need("ssh", ("openssh-client",), optional=True),  # `fp8launch --at`
+    Need("ssh", ("openssh-client",), optional=True),  # `fp8launch --remote`
     Need("sshd", ("openssh-server",), optional=True),
     Need("chromium", ("chromium",), optional=True),  # the HTML page of `compare`
     Need("g++", ("g++",), optional=True),  # Megatron's dataset index builder

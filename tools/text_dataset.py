@@ -1,15 +1,15 @@
-"""Write text as one of Megatron's indexed datasets, a byte a token: PREFIX.bin, PREFIX.idx and PREFIX.json.
+"""Write text as one of Megatron's indexed datasets, one token per byte: PREFIX.bin, PREFIX.idx and PREFIX.json.
 
     python tools/text_dataset.py PREFIX                  # the sources of this Python's standard library
     python tools/text_dataset.py PREFIX FOLDER FILE...   # *.py, *.rst, *.md and *.txt below FOLDER, and FILE
 
-Real text that every machine has, so that a loss curve needs no download: one document a file, in the order of their
-paths, tests left out. Tokens are the bytes, 0 to 255, and 256 ends a document: train with `vocab_size: 257` and
+This is real text that every machine has, so that a loss curve needs no download: one document per file, in the order
+of their paths, without tests. Tokens are the bytes, 0 to 255, and 256 ends a document: train with `vocab_size: 257` and
 `tokenizer: {type: NullTokenizer}`. A byte holds less than a word of text, so a loss is in nats per byte: ln(257) = 5.5
-without training, 1 to 2 after some millions of bytes; it says nothing of what a model with words would reach.
+without training, 1 to 2 after some millions of bytes; it does not predict the loss of a model with words.
 
 PREFIX.json says what it is made of: files, tokens, the sha256 of PREFIX.bin. Needs nothing but Python. Exit code 2
-where there is no text.
+if there is no text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UINT16, TOKEN_BYTES = 8, 2  # Megatron's code for the type of the tokens, and it
 END_OF_DOCUMENT = 256
 VOCABULARY = 257
 SUFFIXES = frozenset({".py", ".rst", ".md", ".txt"})
-# Tests are full of tables, and not every distribution has them; what is installed beside is not of the library.
+# Tests are full of tables, and not every distribution has them. Packages installed next to the library do not belong.
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"})
 
 

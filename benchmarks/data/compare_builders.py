@@ -1,11 +1,11 @@
-"""Tokens/s of `fp8launch data build` and of Megatron's tools/preprocess_data.py, side by side on this machine.
+"""Compare tokens/s of `fp8launch data build` and Megatron's tools/preprocess_data.py on this machine.
 
     python benchmarks/data/compare_builders.py MEGATRON-LM-CHECKOUT [--megabytes 40] [--workers 2] [--rounds 1]
 
 Both read the same JSON lines with the same tokenizer.json (32,000 tokens, trained here) on as many processes, one after
 the other in each round, and must write the same bytes. The text is Python files of this interpreter, cut into documents
 of 3 kB. Times are of whole commands; "steady" is the difference to the same with a tenth of the text, so that no
-start-up counts. CPU seconds are those of all processes. Needs `fp8launch[data,megatron]` and transformers.
+start-up counts. CPU seconds are summed over all processes. Needs `fp8launch[data,megatron]` and transformers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LAUNCHERS = Path(__file__).resolve().parents[2] / "launchers"
-# Starts Megatron's tool with the wheel of megatron-core and torch for the CPU, prepared as for a training on the CPU.
+# Starts Megatron's tool with megatron-core's wheel and torch for the CPU, prepared as for a training on a CPU.
 RUN_TOOL = """
 import runpy, sys
 sys.path.insert(0, {launchers!r})
@@ -36,7 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def documents() -> Iterator[str]:
-    """Real text that every machine has."""
+    """Return real text that every machine has."""
     for name in ("stdlib", "purelib"):
         for path in sorted(Path(sysconfig.get_path(name)).rglob("*.py")):
             try:
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 class _Row:
-    """Seconds and CPU seconds of a builder, by part of the text."""
+    """Return the seconds and CPU seconds of a builder, by part of the text."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[tuple[float, float]]] = {"text": [], "small": []}
@@ -132,7 +132,7 @@ class _Row:
 
 
 def _require_same(folder: Path, label: str) -> None:
-    """Both wrote the same bytes; remove ours, so that the next is built."""
+    """Check that both wrote the same bytes, and remove ours so that the next one is built."""
     for ending in ("bin", "idx"):
         ours, theirs = folder / f"ours.{ending}", folder / f"theirs_text_document.{ending}"
         assert ours.read_bytes() == theirs.read_bytes(), f"{label}: .{ending} differs"

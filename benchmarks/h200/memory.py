@@ -72,17 +72,22 @@ def peaks() -> Iterator[Peak]:
         processes = read_log(log).processes
         arguments = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
         report = parse_paths([log], gpu="h200")
-        if not (report.peak_memory_mib and report.world_size and report.global_batch_size and report.iterations > 1):
+        if not (
+            report.peak_memory_mib
+            and report.setup.world_size
+            and report.setup.global_batch_size
+            and report.training.iterations > 1
+        ):
             continue
         if not {"micro_batch_size", "data_parallel_size"} <= arguments.keys():
             continue
         args = argument_values(arguments, log)
-        micro_batches = report.global_batch_size // (
+        micro_batches = report.setup.global_batch_size // (
             int(str(args["micro_batch_size"])) * int(str(args["data_parallel_size"]))
         )
-        found = estimate(args, report.world_size, micro_batches, gpu("h200"))
+        found = estimate(args, report.setup.world_size, micro_batches, gpu("h200"))
         if found is not None:
-            yield Peak(sitting, log_name(log), report.world_size, report.peak_memory_mib, found.peak / MIB)
+            yield Peak(sitting, log_name(log), report.setup.world_size, report.peak_memory_mib, found.peak / MIB)
 
 
 def argument_values(dumped: Mapping[str, object], log: Path) -> dict[str, object]:

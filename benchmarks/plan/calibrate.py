@@ -1,11 +1,11 @@
-"""Calibrate the speed model's parameters on measured runs, from values that hardly rest on these runs.
+"""Calibrate the speed model's parameters on measured runs, starting from values that hardly depend on these runs.
 
     python benchmarks/plan/calibrate.py             # prints the parameters: start, calibrated, as stated
     python benchmarks/plan/calibrate.py --left-out  # prints the errors with each family and each GPU left out in turn
 
-One parameter is changed at a time by a factor, as long as the runs agree better; runs of one model on one GPU in one
-precision weigh as much together as those of any other. A parameter is held near its start by a small penalty, and
-the clock of a GPU without runs stays at the value that its power limit gives it.
+One parameter at a time is multiplied by a factor, as long as the runs agree better. Each combination of model, GPU and
+precision has the same weight, whatever its number of runs. A small penalty keeps parameters near their start, and the
+clock of a GPU without runs keeps the value that follows from its power limit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from published_runs import Run, published_runs
 
 from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import requested
-from fp8launch.planning.speeds import BLACKWELL, DEVICES, HOPPER, POWER_CLOCK, Fractions, Software, Speeds
-from fp8launch.planning.step_time import step_time_at
+from fp8launch.plugins.plan.speeds import BLACKWELL, DEVICES, HOPPER, POWER_CLOCK, Fractions, Software, Speeds
+from fp8launch.plugins.plan.step_time import LayerTimes, step_time_at
 
 Parameters = dict[str, float]
 PENALTY = 0.004
@@ -32,7 +32,7 @@ PENALTY = 0.004
 MOST = math.log(1.4)
 STEPS = (1.5, 1 / 1.5, 1.12, 1 / 1.12, 1.03, 1 / 1.03)
 ROUNDS = 5
-# Measured by themselves, or with Nemotron 3's rows (dispatch, scan): not calibrated again.
+# Measured separately, or calibrated on Nemotron 3's rows (dispatch, scan): not calibrated again.
 HELD = {
     "software.launch_expert.bf16",
     "software.launch_expert.delayed",
@@ -45,20 +45,26 @@ HELD = {
     "software.launch_forward",
     "software.ring",
     "software.scan",
-    "software.load_spread",
+    "software.independent_tokens",
+    "software.independent_at_first",
+    "software.kernel",
+    "software.scale",
+    "software.scale_delayed",
     "software.tp_overlapped",
+    "software.experts_overlapped",
     "hopper.memory",
     "hopper.gemm.blockwise",
-    "blackwell.gemm.bf16",
+    "hopper.attention_half",
+    "blackwell.attention_half",
 }
 
 
 # Starting point of every calibration. Hopper: kernels measured on H200 (h200/tuning.md). Blackwell: the same, with
 # assumed fractions of the peak for its matrix products. Assumed too: 60 % of NVLink, 80 % of the network, passes over
-# the experts' tokens. Counted by `passes.py`: those of activations and biases of experts that are not fused. Launches:
+# the experts' tokens. Counted by `passes.py`: passes of activations and biases of unfused experts. Launches:
 # 12 layers of Qwen3 30B-A3B on H200. Clocks: power limits.
 PRIOR: Parameters = {
-    **{f"{name}.attention": 0.45 for name in ("hopper", "blackwell")},
+    **{f"{name}.attention": 0.55 for name in ("hopper", "blackwell")},
     **{f"{name}.memory": 0.75 for name in ("hopper", "blackwell")},
     **{f"{name}.nvlink": 0.6 for name in ("hopper", "blackwell")},
     **{f"{name}.network": 0.8 for name in ("hopper", "blackwell")},
@@ -82,7 +88,7 @@ PRIOR: Parameters = {
 
 
 def stated() -> Parameters:
-    """The parameters as `fp8launch.planning.speeds` has them."""
+    """Return the parameters in `fp8launch.plugins.plan.speeds`."""
     found: Parameters = {}
     for name, fractions in (("hopper", HOPPER), ("blackwell", BLACKWELL)):
         found |= {f"{name}.gemm.{recipe}": value for recipe, value in fractions.gemm.items()}
@@ -97,7 +103,7 @@ def stated() -> Parameters:
 
 
 def speeds_of(name: str, parameters: Parameters) -> Speeds:
-    """The speeds of a GPU type at these parameters."""
+    """Return the speeds of a GPU type with these parameters."""
     device = gpu(name)
     architecture = "blackwell" if device.capability >= (10, 0) else "hopper"
     own = {key.removeprefix(f"{architecture}."): v for key, v in parameters.items() if key.startswith(architecture)}
@@ -114,18 +120,21 @@ def speeds_of(name: str, parameters: Parameters) -> Speeds:
 
 
 def errors(runs: Sequence[Run], parameters: Parameters) -> list[float]:
-    """Predicted over measured tokens/s/GPU, less one, of each run."""
+    """Return the relative error of the predicted tokens/s/GPU of each run."""
     known = {name: speeds_of(name, parameters) for name in {run.gpu for run in runs}}
     found = []
     for run in runs:
-        predicted = step_time_at(run.args, run.gpus, run.global_batch, known[run.gpu])
+        at = known[run.gpu]
+        if run.untrained_router:
+            at = replace(at, software=replace(at.software, independent_tokens=at.software.independent_at_first))
+        predicted = step_time_at(run.args, run.gpus, run.global_batch, at, LayerTimes())
         assert predicted is not None, run.name
         found.append(predicted.tokens_per_s_per_gpu / run.measured - 1)
     return found
 
 
 def calibrated(runs: Sequence[Run], start: Parameters) -> Parameters:
-    """The parameters with which the runs agree best."""
+    """Return the parameters with which the runs agree best."""
     kinds = Counter(_kind(run) for run in runs)
     weights = [1 / kinds[_kind(run)] for run in runs]
     same = _same(runs)
@@ -157,7 +166,7 @@ def calibrated(runs: Sequence[Run], start: Parameters) -> Parameters:
 
 
 def _same(runs: Sequence[Run]) -> list[list[int]]:
-    """Runs that are predicted alike, by their positions."""
+    """Return groups of runs with equal predictions, by their positions."""
     found: list[list[int]] = []
     for i, run in enumerate(runs):
         for alike in found:
@@ -176,7 +185,7 @@ def _same(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _reads(run: Run, name: str) -> bool:
-    """Whether a parameter can change the prediction of a run."""
+    """Return whether a parameter can change the prediction of a run."""
     kind, _, rest = name.partition(".")
     if kind == "clock":
         return run.gpu == rest
@@ -188,7 +197,7 @@ def _reads(run: Run, name: str) -> bool:
 
 
 def _of_software(run: Run, name: str) -> bool:
-    """The same of a parameter of the software, as far as the run's arguments tell it at once."""
+    """Return the same for a parameter of the software, as far as the run's arguments show it."""
     if name == "biased_activation":
         return bool(run.args.get("activation_func_clamp_value"))
     if name.startswith("launch"):
@@ -212,7 +221,7 @@ def left_out(runs: Sequence[Run], start: Parameters) -> None:
 
 
 def summary(off: Sequence[float]) -> str:
-    """Median and ninth decile of absolute errors, and the median with its sign."""
+    """Return the median and the ninth decile of absolute errors, and the signed median."""
     sizes = sorted(map(abs, off))
     tenth = sizes[math.ceil(0.9 * len(sizes)) - 1]
     return (

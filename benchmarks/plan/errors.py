@@ -1,7 +1,7 @@
-"""The speed model beside published and measured throughput: errors.md.
+"""Compare the speed model with published and measured throughput: errors.md, and the known runs of the plugin.
 
-    python benchmarks/plan/errors.py            # writes errors.md
-    python benchmarks/plan/errors.py --check    # exit 1 where it is stale, or the errors are beyond the bounds
+    python benchmarks/plan/errors.py            # writes errors.md and known_runs.csv
+    python benchmarks/plan/errors.py --check    # exit 1 if they are stale, or if the errors exceed the bounds
 
 The errors with each model family and each GPU left out of the calibration come from `calibrate.py --left-out`.
 """
@@ -9,59 +9,135 @@ The errors with each model family and each GPU left out of the calibration come 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate import errors, stated, summary
 from measured_runs import measured_runs
+from older_runs import OlderRun, older_runs
 from pack_runs import pack_runs
 from published_runs import Run, hybrid_runs, published_runs
 from slow_host_runs import slow_host_errors, slow_host_runs
 
+import fp8launch.plugins.plan.known_runs as known_runs_module
+from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import requested
-from fp8launch.planning.step_time import UNCERTAINTY_HYBRID, UNCERTAINTY_SLOW_HOST
+from fp8launch.plugins.plan.known_runs import KnownRun, text_of, uncertainty
+from fp8launch.plugins.plan.releases import older_releases, slower
+from fp8launch.plugins.plan.speeds import speeds
+from fp8launch.plugins.plan.step_time import UNCERTAINTY_SLOW_HOST, LayerTimes, StepTime, step_time_at
 
 TABLE = Path(__file__).resolve().parent / "errors.md"
-# Of all published and of all measured runs: the median and the ninth decile of the absolute errors.
+KNOWN_RUNS = Path(known_runs_module.__file__).with_name("known_runs.csv")
+FITTED, HELD_OUT = "older, fitted", "older, held out"
+# Bounds for the runs of each group: median and ninth decile of the absolute errors.
 BOUNDS = {
     "published": (0.06, 0.20),
     "measured": (0.04, 0.10),
-    "hybrid": (0.15, UNCERTAINTY_HYBRID),
+    "hybrid": (0.15, 0.25),
+    FITTED: (0.06, 0.20),
+    HELD_OUT: (0.08, 0.40),
     "slow host": (0.10, UNCERTAINTY_SLOW_HOST),
 }
 HEAD = """# Tokens/s/GPU: published or measured, and as predicted
 
 Made by `errors.py`; a test keeps it in step. An error is predicted over real tokens/s/GPU, less one. Rows whose figures
-come from several containers have one error for each. Experts are balanced by force in all published runs. For the two
-figures of GPT-OSS in container 26.06.01, 0.6 of those before and after, NVIDIA's page has a note. Runs on the slow host
-are compared with the prediction for that host: its launch times were fitted to some of them, the others were held out.
+come from several containers have one error for each. Experts are balanced by force in all published runs of recent
+containers. For the two figures of GPT-OSS in container 26.06.01, 0.6 of those before and after, NVIDIA's page has a
+note. Runs on the slow host are compared with the prediction for that host: its launch times were fitted to some of
+them, the others were held out. Older results are compared with the prediction for the current release, and in the
+lines "as released" with the prediction for their own, if its factor is known.
 
 """
 
 
 def main() -> int:
+    older = list(older_runs())
     groups = {
         "published": [*published_runs(), *pack_runs()],
         "measured": list(measured_runs()),
         "hybrid": list(hybrid_runs()),
+        FITTED: [one.run for one in older if not one.held_out],
+        HELD_OUT: [one.run for one in older if one.held_out],
     }
     off = {name: errors(runs, stated()) for name, runs in groups.items()}
+    known = {name: _known(runs, off[name]) for name, runs in groups.items()}
     groups["slow host"] = list(slow_host_runs())
     off["slow host"] = slow_host_errors(groups["slow host"])
-    text = HEAD + _summaries(groups, off)
+    text = HEAD + _summaries(groups, off) + _of_older(older, groups, off, known)
     for name, runs in groups.items():
         text += f"\n## {name.capitalize()}\n\n" + _rows(runs, off[name])
+    data = text_of(run for runs in known.values() for run in runs)
     if "--check" not in sys.argv[1:]:
         TABLE.write_text(text)
+        KNOWN_RUNS.write_text(data)
         return 0
-    stale = not TABLE.is_file() or TABLE.read_text() != text
+    stale = not TABLE.is_file() or TABLE.read_text() != text or KNOWN_RUNS.read_text() != data
     if stale:
-        print("errors.md is stale: python benchmarks/plan/errors.py", file=sys.stderr)
+        print("errors.md or known_runs.csv is stale: python benchmarks/plan/errors.py", file=sys.stderr)
     beyond = [name for name, found in off.items() if not _within(found, *BOUNDS[name])]
     for name in beyond:
         print(f"{name}: {summary(off[name])}, beyond {BOUNDS[name]}", file=sys.stderr)
     return int(stale or bool(beyond))
+
+
+def _step(run: Run) -> StepTime:
+    known = speeds(gpu(run.gpu))
+    assert known is not None
+    step = step_time_at(run.args, run.gpus, run.global_batch, known, LayerTimes())
+    assert step is not None, run.name
+    return step
+
+
+def _known(runs: Sequence[Run], off: Sequence[float]) -> list[KnownRun]:
+    """Return what the plugin keeps of runs. Figures of one recipe in several containers share a weight of 1."""
+    names = [run.name.split(" (")[0] for run in runs]
+    numbers = Counter(names)
+    return [
+        KnownRun(_step(run).situation, error, 1 / numbers[name])
+        for run, error, name in zip(runs, off, names, strict=True)
+    ]
+
+
+def _class_of(known: KnownRun) -> str:
+    if known.situation.kind != "dense":
+        return known.situation.kind
+    return f"dense {'Hopper' if gpu(known.situation.gpu).capability[0] == 9 else 'Blackwell'}"
+
+
+def _as_released(one: OlderRun, error: float) -> float | None:
+    """Return the error of the prediction for a run's own release, or None if its factor is not known."""
+    step = _step(one.run)
+    for release in older_releases(one.run.gpu, step.situation.kind):
+        if one.release.startswith(release.name):
+            own = slower({term.name: term.ms for term in step.terms}, release)
+            return (1 + error) * step.ms / own - 1
+    return None
+
+
+def _of_older(
+    older: Sequence[OlderRun],
+    groups: dict[str, list[Run]],
+    off: dict[str, list[float]],
+    known: dict[str, list[KnownRun]],
+) -> str:
+    """Return the errors of older results by class, and how many are within the uncertainty that others state."""
+    lines = []
+    others = [run for name, runs in known.items() if name != HELD_OUT for run in runs]
+    by_name = {one.run.name: one for one in older}
+    for name in (FITTED, HELD_OUT):
+        found: dict[str, list[float]] = defaultdict(list)
+        within = []
+        for run, error, one in zip(groups[name], off[name], known[name], strict=True):
+            found[_class_of(one)].append(error)
+            released = _as_released(by_name[run.name], error)
+            found[f"{_class_of(one)}, as released"].append(error if released is None else released)
+            rest = [other for other in others if other.situation.model != one.situation.model or name == HELD_OUT]
+            within.append(abs(error) <= uncertainty(one.situation, rest))
+        lines += [f"{name}: {words:32s} {summary(found[words])}" for words in sorted(found)]
+        lines.append(f"{name}: {sum(within)} of {len(within)} within the uncertainty that the other runs state")
+    return "\n```\n" + "\n".join(lines) + "\n```\n"
 
 
 def _within(off: Sequence[float], median: float, tenth: float) -> bool:
@@ -79,6 +155,8 @@ def _summaries(groups: dict[str, list[Run]], off: dict[str, list[float]]) -> str
                 found.setdefault(f"on {run.gpu}", []).append(error)
             elif name == "hybrid":
                 found.setdefault(run.family, []).append(error)
+            elif name in (FITTED, HELD_OUT):
+                continue  # by class, below
             elif name == "slow host":
                 found.setdefault(f"slow host, {run.family}", []).append(error)
             else:
@@ -88,7 +166,7 @@ def _summaries(groups: dict[str, list[Run]], off: dict[str, list[float]]) -> str
 
 
 def _rows(runs: Sequence[Run], off: Sequence[float]) -> str:
-    """A row for each kind of run, with the errors of all runs of the kind."""
+    """Return a row for each kind of run, with the errors of all its runs."""
     rows: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for run, error in zip(runs, off, strict=True):
         kind = run.name.split(" (")[0] if " (" in run.name else run.name
@@ -100,7 +178,7 @@ def _rows(runs: Sequence[Run], off: Sequence[float]) -> str:
 
 
 def layout(run: Run) -> str:
-    """The division of a run in short, without what is 1."""
+    """Return the division of a run in short form, without sizes of 1."""
     args = run.args
     sizes = {
         "TP": args.get("tensor_model_parallel_size"),

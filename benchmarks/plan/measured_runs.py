@@ -15,33 +15,39 @@ from fp8launch.report.throughput import parse_paths
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "h200"))
 from memory import argument_values, logs
 
-# Sittings whose runs shared a GPU or its host, and runs of models too small to measure a GPU by.
+# Measurements whose runs shared a GPU or its host, and runs of models too small to measure a GPU by.
 SHARED = (
     *("2026-11-21-numerics", "2026-11-21-numerics2", "2026-11-21-plateau"),
     *("2026-11-22-cross-entropy", "2026-11-23-levels-small"),
 )
-# FP8 was taken away by a precision file behind the arguments' back; numbers that are NaN take less power and time.
+# A precision file turned FP8 off, which the arguments do not show. NaN values take less power and time.
 NOT_AS_ASKED = ("asked_but_bf16", "o3")
 
 
 def measured_runs() -> Iterator[Run]:
-    """Every log with iterations after its warm-up, of a run that had its GPUs to itself."""
+    """Yield every log with iterations after the warm-up, if the run did not share its GPUs."""
     for sitting, log in logs():
         if sitting in SHARED or log_name(log) in NOT_AS_ASKED:
             continue
         processes = read_log(log).processes
         dumped = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
         report = parse_paths([log], gpu="h200")
-        if not dumped or not report.step_time_ms or not report.world_size or not report.global_batch_size:
+        if (
+            not dumped
+            or not report.speed.step_time_ms
+            or not report.setup.world_size
+            or not report.setup.global_batch_size
+        ):
             continue
         args = argument_values(dumped, log)
-        tokens = report.global_batch_size * int(str(args["seq_length"]))
+        tokens = report.setup.global_batch_size * int(str(args["seq_length"]))
         yield Run(
             name=f"{sitting} {log_name(log)}",
             family="experts" if args.get("num_experts") else "dense",
             gpu="h200",
-            gpus=report.world_size,
-            global_batch=report.global_batch_size,
+            gpus=report.setup.world_size,
+            global_batch=report.setup.global_batch_size,
             args=dict(args),
-            measured=tokens / report.world_size / report.step_time_ms.median * 1000,
+            measured=tokens / report.setup.world_size / report.speed.step_time_ms.median * 1000,
+            untrained_router=bool(args.get("num_experts")) and not args.get("moe_router_force_load_balancing"),
         )

@@ -1,6 +1,6 @@
-"""NVIDIA's own layout beside the best that `plan` finds, for every recipe of the pack with a published figure.
+"""Compare NVIDIA's own layouts with the best that `plan` finds, for every recipe of the pack with a published figure.
 
-Two ratios: of the recipe as it is, and of the recipe's division (TP, PP, CP, EP, micro batch) with the split over
+Prints two ratios: for the recipe as it is, and for its division (TP, PP, CP, EP, micro batch) with the split over
 stages, savings, dispatcher and CUDA graphs that `plan` chooses for it.
 
 python benchmarks/plan/own_layouts.py             # all recipes, about a minute
@@ -15,14 +15,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from fp8launch.cli.plan_input import base_of, source_of, target_of
-from fp8launch.cli.planned import accepted, own_layout
 from fp8launch.diagnostics import UserError
-from fp8launch.planning.search import search
-from fp8launch.planning.term_groups import difference
 from fp8launch.plugins.bridge.attributes import of_recipe
 from fp8launch.plugins.bridge.index import find
 from fp8launch.plugins.bridge.published import recipe_of, rows
+from fp8launch.plugins.plan.inputs import base_of, source_of, target_of
+from fp8launch.plugins.plan.plans import accepted, own_layout
+from fp8launch.plugins.plan.search import search
+from fp8launch.plugins.plan.term_groups import difference
 from fp8launch.recipe.load import load_recipe
 from fp8launch.resources import pack_folder
 
@@ -39,8 +39,10 @@ DIVISION = {
 
 
 def compared(name: str) -> tuple[float, float, str] | None:
-    """The speeds of a recipe's own layout and of its division over that of the best, and both layouts in words; None
-    without a published figure."""
+    """Return the speeds of a recipe's own layout and of its division relative to the best, and both layouts in words.
+
+    None without a published figure.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, _ = source_of(name, None, (), Path(folder))
         if not name.startswith("bridge:") and load_recipe(source).recipe.reference is None:
@@ -61,7 +63,7 @@ def compared(name: str) -> tuple[float, float, str] | None:
 
 
 def _of_bridge() -> list[str]:
-    """The recipes of Megatron-Bridge that some published pre-training figure belongs to, but for hybrids."""
+    """Return the recipes of Megatron-Bridge with a published pre-training figure, without hybrids."""
     published = (recipe_of(row) for row in rows() if row.task == "pre-training")
     names = {recipe.name for recipe in published if recipe is not None}
     return sorted(f"bridge:{name}" for name in names if not of_recipe(find(name)).get("is_hybrid_model"))

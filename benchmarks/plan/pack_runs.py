@@ -1,7 +1,7 @@
-"""Published figures of models that Megatron-Bridge's indexed releases have no recipe for.
+"""Published figures of models for which Megatron-Bridge's indexed releases have no recipe.
 
-Each is a recipe of the pack with the settings in which the published run differs from it; Kimi K2's is that of a later
-container.
+Each is a recipe of the pack with the settings in which the published run differs from it. Kimi K2's figure is from a
+later container.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECIPES = {
 
 
 def pack_runs() -> Iterator[Run]:
-    """The published figures, as runs of these recipes."""
+    """Return the published figures as runs of these recipes."""
     like = next(run for run in published_runs() if run.family == "kimi_k2")
     for row in rows():
         # One container has a Bridge without a recipe for it.

@@ -4,7 +4,7 @@
 
 Megatron-Core 0.19 fuses neither (megatron/core/transformer/moe/experts.py): PyTorch runs one kernel for each operation,
 partly in fp32, because the router's probabilities are. One pass reads or writes the experts' first product, twice as
-wide as the model, once in bf16. The operations are written again here from that file.
+wide as the model, once in bf16. The operations here follow that file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLAMP = 7.0
 
 
 class Bytes(TorchDispatchMode):
-    """Adds up what operations read and write; views cost nothing."""
+    """Add up the bytes that operations read and write; views cost nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def output_bias(output: torch.Tensor, probabilities: torch.Tensor, biases: list[
 
 
 def passes(operation: Callable[[], torch.Tensor]) -> float:
-    """Passes forward and backward over a bf16 tensor twice as wide as the model."""
+    """Return the forward and backward passes over a bf16 tensor twice as wide as the model."""
     with Bytes() as count:
         result = operation()
         result.backward(torch.ones_like(result))

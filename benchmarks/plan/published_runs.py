@@ -1,4 +1,4 @@
-"""The published figures of Megatron-Bridge as Megatron's arguments: the recipe that each belongs to, on its model."""
+"""The published figures of Megatron-Bridge as Megatron's arguments, from the recipe and model of each figure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class Run:
     global_batch: int
     args: dict[str, Any]
     measured: float
+    # Whether a router without forced balance was in its first iterations.
+    untrained_router: bool = False
 
 
 def published_runs() -> Iterator[Run]:
-    """Every pre-training figure that belongs to one recipe of a model that is counted, but for hybrids."""
+    """Return every pre-training figure that belongs to one recipe of a known model, without hybrids."""
     return (run for run in _runs() if not run.args.get("is_hybrid_model"))
 
 
 def hybrid_runs() -> Iterator[Run]:
-    """Those of hybrid models."""
+    """Return the figures of hybrid models."""
     return (run for run in _runs() if run.args.get("is_hybrid_model"))
 
 

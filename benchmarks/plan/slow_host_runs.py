@@ -1,4 +1,4 @@
-"""Runs on the slowest host measured, with the step that the speed model predicts there: host_bound.md."""
+"""Runs on the slowest measured host, with the step time that the speed model predicts there: host_bound.md."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from published_runs import Run
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.hardware.gpus import gpu
 from fp8launch.job.prepared import prepare
-from fp8launch.planning.step_time import step_time
+from fp8launch.plugins.plan.step_time import step_time
 
 FOLDER = Path(__file__).resolve().parent / "host_bound"
 
 
 def slow_host_runs() -> Iterator[Run]:
-    """The measured steps; the family says whether the speeds of the slow host were fitted to the run."""
+    """Return the measured steps. The family says whether the speeds of the slow host were fitted to the run."""
     for row in json.loads((FOLDER / "measured.json").read_text()):
         run = resolve_run(prepare(str(FOLDER / f"{row['recipe']}.yaml"), row["set"]))
         world, batch = run.layout.world, run.layout.global_batch
@@ -28,7 +28,7 @@ def slow_host_runs() -> Iterator[Run]:
 
 
 def slow_host_errors(runs: Sequence[Run]) -> list[float]:
-    """Predicted over measured tokens/s/GPU, less one, of each run on the slow host."""
+    """Return the relative error of the predicted tokens/s/GPU of each run on the slow host."""
     found = []
     for run in runs:
         step = step_time(run.args, run.gpus, run.global_batch, gpu(run.gpu))

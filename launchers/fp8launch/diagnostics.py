@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 def exit_code(yes: bool) -> int:
-    """The exit code of a command that answers a question."""
+    """Return the exit code of a command that answers a question."""
     return 0 if yes else ANSWER_IS_NO
 
 
@@ -27,7 +27,7 @@ def exit_code(yes: bool) -> int:
 class Problem:
     """One finding.
 
-    `code` is stable and kebab-case; `where` is `file:line` or the name of what is meant; `fix` says what to change.
+    `code` is stable and kebab-case; `where` is `file:line` or a name; `fix` says what to change.
     A known bug of the software has the kind `advisory`, and the URL of its report as `source`.
     """
 
@@ -40,7 +40,7 @@ class Problem:
     source: str | None = None
 
     def __post_init__(self) -> None:
-        # Problems quote files and arguments: no terminal shall obey, and no pipe refuse, what those hold.
+        # Problems quote files and arguments, which may contain terminal escapes or broken characters.
         for name in ("message", "where", "fix"):
             text = getattr(self, name)
             if text is not None and not text.isprintable():
@@ -86,7 +86,7 @@ def errors_in(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def printable(text: str) -> str:
-    """A text that a terminal only shows: escape sequences and other controls are spelt out."""
+    """Return a text with control characters escaped, so that a terminal shows them instead of obeying them."""
     if text.isprintable():
         return text
     return "".join(map(_printable_character, text))
@@ -99,7 +99,7 @@ def _printable_character(character: str) -> str:
 
 
 class UserError(Exception):
-    """Ends a command: the problems are printed, `exit_code` is returned, no traceback is shown."""
+    """Ends a command: prints the problems without a traceback, and exits with `exit_code`."""
 
     def __init__(self, problems: Iterable[Problem], exit_code: int = BAD_INPUT) -> None:
         self.problems = tuple(problems)
@@ -110,12 +110,12 @@ class UserError(Exception):
 def error(
     code: str, message: str, where: str | None = None, fix: str | None = None, exit_code: int = BAD_INPUT
 ) -> UserError:
-    """A `UserError` with a single problem."""
+    """Return a `UserError` with a single problem."""
     return UserError([Problem("error", code, message, where, fix)], exit_code)
 
 
 def advice_on(refusal: str, advice: Mapping[str, str], otherwise: str | None = None) -> str | None:
-    """Return the fix for the words of another program: that of the first key, in lower case, that they contain."""
+    """Return the advice whose key, in lower case, is the first that a message of another program contains."""
     words = refusal.lower()
     for phrase, fix in advice.items():
         if phrase in words:
@@ -124,7 +124,7 @@ def advice_on(refusal: str, advice: Mapping[str, str], otherwise: str | None = N
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, dashes and underscores being the same; None when nothing is close."""
+    """Return the known name closest to a misspelled one, or None. Dashes and underscores count as the same."""
     import difflib
 
     by_form = {k.replace("-", "_"): k for k in known}
@@ -135,7 +135,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The fix for an unknown name: the known name closest to it, or `otherwise` when nothing is close."""
+    """Return the fix for an unknown name: the closest known name, or `otherwise` if none is close."""
     near = nearest(name, known)
     if near is None:
         return otherwise

@@ -32,7 +32,34 @@ ENTRY_POINTS = "fp8launch.plugins"
 SELECTION = "FP8LAUNCH_PLUGINS"
 
 _CORE = "fp8launch.core:PLUGIN"
-_BUILT_IN = ("importer", "bridge", "accelerate", "convert")
+_BUILT_IN = (
+    "diff",
+    "importer",
+    "bridge",
+    "measure",
+    "accelerate",
+    "convert",
+    "data",
+    "archive",
+    "housekeeping",
+    "advisories",
+    "export",
+    "plots",
+    "images",
+    "doctor",
+    "init",
+    "notify",
+    "plan",
+    "prove",
+    "rehearse",
+    "tune",
+    "validators",
+    "watch",
+    "ssh",
+    "submitit",
+    "nemo_run",
+    "tensorboard",
+)
 
 # `module:name`, or the object itself for a plugin that is made at run time.
 Target: TypeAlias = "str | Callable[..., Any]"
@@ -40,24 +67,48 @@ Target: TypeAlias = "str | Callable[..., Any]"
 
 @dataclass(frozen=True)
 class Command:
-    """A verb of the command line: the click command, its heading in `fp8launch --help`, and its line there."""
+    """A command: the click command, and its heading and line in `fp8launch --help`.
+
+    `before` is the command of the same heading that follows it there. By default a plugin's command comes last.
+    """
 
     target: Target
     group: str
     help: str
+    before: str | None = None
 
 
 @dataclass(frozen=True)
 class Plugin:
     """What a plugin adds, by the names that users write.
 
-    `requires` are the names of plugins that this one imports. `engines` are classes that implement
-    `fp8launch.engines.base.Engine`, `schedulers` return a `fp8launch.schedulers.base.Scheduler`, and `log_dialects` are
-    values of `fp8launch.logs.dialects.Dialect`. `rules` are functions with the decorator
-    `fp8launch.check.rule.rule`, by their codes. `recipe_sections` are subclasses of
-    `fp8launch.recipe.sections.Section`, whose fields all have defaults. `recipe_sources` are values of
-    `fp8launch.recipe.load.NamedRecipes`, by the prefix of the names. `in_job` are packages that jobs import: they
-    are copied into every run folder, and import nothing but each other, `fp8launch.injob` and what the image has.
+    requires         names of plugins that this one imports
+    engines          classes that implement `fp8launch.engines.base.Engine`
+    schedulers       functions that return a `fp8launch.schedulers.base.Scheduler`
+    rules            functions with the decorator `fp8launch.check.rule.rule`, by their codes
+    log_dialects     values of `fp8launch.logs.dialects.Dialect`
+    event_files      functions of the type `fp8launch.logs.event_files.Reader`, by a part of the names of such files
+    precisions       values of `fp8launch.hardware.quantization.QuantizationRecipe` with a `factory`
+    check_layers     values of `fp8launch.check.extra_layers.ExtraLayer`, by the options of `check` and `submit` that
+                     request them
+    validators       functions of the type `fp8launch.check.validation.Validator`, by the names that engines give in
+                     their `EngineDescription.validators`
+    estimates        functions of the type `fp8launch.check.estimate.Estimator`, by the JSON field that they fill
+    verifications    functions of the type `fp8launch.report.verify.Verifier`, by the JSON field that they fill
+    report_fields    functions that take the logs of a run, oldest first, and return a
+                     `fp8launch.report.run_report.ReportField` or None, by the field of `parse --json`
+    comparison_files values of `fp8launch.report.comparison_files.ComparisonFile`, by the options of `compare`
+    run_listeners    functions that return a `fp8launch.report.run_listeners.RunListener`, or None if the user has not
+                     configured it
+    recipe_sections  subclasses of `fp8launch.recipe.sections.Section`, whose fields all have defaults
+    recipe_sources   values of `fp8launch.recipe.load.NamedRecipes`, by the prefix of the names
+    relays           functions that run a command line on the login node of a cluster profile and return its exit code,
+                     by the option of `fp8launch` in front of the command
+    published_recipes  functions of the type `fp8launch.cli.recipes.Listing`, by the engine whose project publishes them
+    measurements     descriptions such as "kernel profile", by the keys of a recipe that request them. A module
+                     `measurements` in the in-job package of the plugin installs them (`injob/rank/training_loop.py`)
+    in_job           packages that jobs import: they are copied into every run folder, and import nothing but each
+                     other, `fp8launch.injob` and what the image has
     """
 
     name: str
@@ -67,8 +118,20 @@ class Plugin:
     schedulers: Mapping[str, Target] = field(default_factory=dict)
     rules: Mapping[str, Target] = field(default_factory=dict)
     log_dialects: Mapping[str, Target] = field(default_factory=dict)
+    event_files: Mapping[str, Target] = field(default_factory=dict)
+    precisions: Mapping[str, Target] = field(default_factory=dict)
+    check_layers: Mapping[str, Target] = field(default_factory=dict)
+    validators: Mapping[str, Target] = field(default_factory=dict)
+    estimates: Mapping[str, Target] = field(default_factory=dict)
+    verifications: Mapping[str, Target] = field(default_factory=dict)
+    report_fields: Mapping[str, Target] = field(default_factory=dict)
+    comparison_files: Mapping[str, Target] = field(default_factory=dict)
+    run_listeners: Mapping[str, Target] = field(default_factory=dict)
     recipe_sections: Mapping[str, Target] = field(default_factory=dict)
     recipe_sources: Mapping[str, Target] = field(default_factory=dict)
+    published_recipes: Mapping[str, Target] = field(default_factory=dict)
+    relays: Mapping[str, Target] = field(default_factory=dict)
+    measurements: Mapping[str, str] = field(default_factory=dict)
     in_job: tuple[str, ...] = ()
 
 
@@ -99,12 +162,38 @@ def offered(kind: str) -> dict[str, Offer]:
     return {name: Offer(plugin, value) for plugin in active() for name, value in getattr(plugin, kind).items()}
 
 
+def option_of(name: str) -> str:
+    """Return the option of a command, from the name under which a plugin adds it: `--require-proof`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def absent_plugin(kind: str, name: str) -> str | None:
     """Return the plugin of fp8launch that would add `name` if it were active."""
-    for plugin in map(_built_in, _BUILT_IN):
-        if name in getattr(plugin, kind) and plugin not in active():
-            return plugin.name
-    return None
+    return absent(kind).get(name)
+
+
+def absent_error(kind: str, name: str, what: str, where: str | None) -> UserError | None:
+    """Return the error for something that a plugin of fp8launch would add if it were active; None for anything else."""
+    plugin = absent_plugin(kind, name)
+    if plugin is None:
+        return None
+    return error("absent-plugin", needs(what, plugin), where, how_to_activate(plugin))
+
+
+def needs(what: str, plugin: str) -> str:
+    """Return the message about something that an inactive plugin of fp8launch would add."""
+    return f"{what} needs the plugin {plugin}, which is not active"
+
+
+def how_to_activate(plugin: str) -> str:
+    """Return the fix that follows the message of `needs`."""
+    return f"add {plugin} to {SELECTION}, or unset that variable"
+
+
+def absent(kind: str) -> dict[str, str]:
+    """Return what plugins of fp8launch that are not active would add to a field of `Plugin`, with their names."""
+    inactive = [plugin for plugin in map(_built_in, _BUILT_IN) if plugin not in active()]
+    return {name: plugin.name for plugin in inactive for name in getattr(plugin, kind)}
 
 
 def load(offer: Offer) -> Any:
@@ -189,7 +278,7 @@ def _built_in(name: str) -> Plugin:
 
 
 def _with_required(names: list[str]) -> set[str]:
-    """Return names of plugins with those of fp8launch that they require, directly or not."""
+    """Return names of plugins and of all plugins of fp8launch that they require."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:

@@ -1,4 +1,4 @@
-"""Locations of the files that come with fp8launch: beside the code in a checkout, inside the package when installed."""
+"""Locations of the files that come with fp8launch: next to the code in a checkout, else inside the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def pack_folder(name: str) -> Path:
-    """The folder `recipes`, `clusters` or `containers` of this installation."""
+    """Return the folder `recipes`, `clusters` or `containers` of this installation."""
     checkout = _PACKAGE.parents[1]
     if (checkout / "pyproject.toml").is_file() and (checkout / name).is_dir():
         return checkout / name
@@ -16,5 +16,5 @@ def pack_folder(name: str) -> Path:
 
 
 def in_job_folder() -> Path:
-    """The folder with what runs inside the job; it is copied into each run folder."""
+    """Return the folder of the code that runs inside jobs; it is copied into each run folder."""
     return _PACKAGE / "injob"

@@ -3,7 +3,7 @@
 A job gets its secrets by name, from the environment of the shell that submits; no file, command line or log of
 fp8launch holds one. Names are judged word by word. Shapes are the prefixes and forms that issuers give their tokens
 (after the plugins of Yelp's detect-secrets and the issuers' own pages). Every pattern is bounded, so that a text of
-some megabytes is searched in seconds, whatever it holds.
+some megabytes is searched in seconds, with any content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SECRET_WORDS = {
     "APIKEY", "CONNSTR", "CRED", "CREDENTIAL", "CREDS", "DSN", "JWT", "PASSCODE", "PASSPHRASE", "PASSWD", "PASSWORD",
     "PWD", "SECRET", "TOKEN", "WEBHOOK",
 }  # fmt: skip
-# These too, but by themselves they are ordinary words.
+# These too, but alone they are ordinary words.
 _WEAK_WORDS = {"AUTH", "COOKIE", "KEY", "PASS", "PAT"}
 # PGPASSWORD, HFTOKEN, SSHPASS: such a word may be the end of a longer one.
 _ENDINGS = ("APIKEY", "PASSPHRASE", "PASSWD", "PASSWORD", "PWD", "SECRET", "SSHKEY", "SSHPASS", "TOKEN")
@@ -47,14 +47,14 @@ _OTHER_KINDS = {
     "FWD", "IMPLICIT", "MASK", "MAX", "MIN", "NUM", "PAD", "PER", "PRIMARY", "PUBLIC", "QUERY", "SEQ", "SORT",
     "SPECIAL", "TOTAL", "TRAIN", "UNK", "USE", "VALUE",
 }  # fmt: skip
-# The last one is bash's: the key that asked for a completion.
+# Bash sets COMP_KEY to the key that requested a completion.
 _NOT_SECRET = {"CWD", "OLDPWD", "PWD", "TOKENS", "COMP_KEY"}
 # A word of a name: in capitals, in camel case, or between underscores and dashes.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a variable, key or option of this name holds a secret."""
+    """Return whether a variable, key or option of this name holds a secret."""
     words = [word.upper() for word in _WORD.findall(name)]
     if not words or "_".join(words) in _NOT_SECRET:
         return False
@@ -139,7 +139,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
 
 
 def _patterns_for(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """The patterns that may match in a text. Looking for a word first is fast, and compiles only what is needed."""
+    """Return the patterns that may match in a text. Searching for a word first is fast, and compiles only these."""
     for kind, (needles, pattern) in _SHAPES.items():
         if any(map(text.__contains__, needles.split())):
             yield kind, re.compile(pattern)
@@ -158,9 +158,9 @@ _PLACEHOLDER = re.compile(
 
 
 def secret_in(text: str, assignments: bool = False) -> str | None:
-    """The kind of secret that a text contains, by its form; None if there is none.
+    """Return the kind of secret that a text contains, recognized by its form; None for none.
 
-    With `assignments` also by the names of what is assigned in it, as in a line of shell.
+    With `assignments`, also find values assigned to secret names, as in a line of shell.
     """
     for kind, pattern in _patterns_for(text):
         if pattern.search(text):
@@ -174,7 +174,7 @@ def secret_in(text: str, assignments: bool = False) -> str | None:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a variable holds a secret: by its name, unless its value is a setting such as `1`; or by its value."""
+    """Return whether a variable holds a secret: by its value, or by its name unless the value is a setting (`1`)."""
     if value is None:
         return False
     return _is_secret_by_name(name, str(value)) or secret_in(str(value)) is not None
@@ -207,7 +207,7 @@ _SOURCE_CODE = (".c", ".cc", ".cpp", ".cu", ".go", ".h", ".js", ".md", ".py", ".
 
 
 def holds_credentials(path: str) -> bool:
-    """Whether a file of this path holds credentials by convention."""
+    """Return whether a file of this path holds credentials by convention."""
     file = PurePosixPath(path.lower())
     if not _CREDENTIAL_FOLDERS.isdisjoint(file.parent.parts):
         return True
@@ -220,7 +220,7 @@ def holds_credentials(path: str) -> bool:
 
 
 def secrets_of(declared: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The secrets of this shell by variable: those that a recipe declares, and those that are named like one."""
+    """Return the secrets of this shell by variable: the declared ones, and variables with the name of a secret."""
     if environment is None:
         environment = os.environ
     stated = set(declared)
@@ -233,7 +233,7 @@ def secrets_of(declared: Iterable[str] = (), environment: Mapping[str, str] | No
 
 
 def _can_be_found(value: str, declared: bool) -> bool:
-    """Whether a value is long enough to be looked for: shorter ones occur in unrelated texts by coincidence."""
+    """Return whether a value is long enough to search for: shorter ones occur in unrelated texts by coincidence."""
     shortest = 8
     if re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value):
         shortest = 6
@@ -244,7 +244,7 @@ def _can_be_found(value: str, declared: bool) -> bool:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """How a value appears in the files and commands that fp8launch writes, and in usual encodings."""
+    """Yield the forms of a value in files and commands that fp8launch writes, and in usual encodings."""
     yield value
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
@@ -254,7 +254,7 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def refuse_secrets(texts: Mapping[str, str], declared: Iterable[str] = ()) -> None:
-    """Raises UserError when one of the texts, by what they are, holds a secret of this shell or what looks like one."""
+    """Raise UserError if a text contains a secret, or what looks like one. `texts` maps descriptions to texts."""
     for name, value in secrets_of(declared).items():
         forms = set(_forms(value))
         for what, text in texts.items():
@@ -277,7 +277,7 @@ def refuse_secrets(texts: Mapping[str, str], declared: Iterable[str] = ()) -> No
 
 
 def redacted(text: str, declared: Iterable[str] = ()) -> str:
-    """A text that others wrote, such as a diff, without the secrets of this shell and what looks like one."""
+    """Return a text, such as a diff, without the secrets of this shell and anything that looks like one."""
     for value in sorted(secrets_of(declared).values(), key=len, reverse=True):
         for form in set(_forms(value)):
             text = text.replace(form, HIDDEN)

@@ -1,4 +1,4 @@
-"""Values out of files that somebody else may have written, so that their types are not known."""
+"""Values of unknown type, from files that other users or programs may have written."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping as it is, and an empty one for anything else."""
+    """Return the mapping, or an empty one for anything else."""
     if isinstance(value, Mapping):
         return value
     return {}
 
 
 def as_int(value: object) -> int | None:
-    """Return a whole number as it is, and None for anything else."""
+    """Return the whole number, or None for anything else."""
     if isinstance(value, int):
         return value
     return None
 
 
 def as_number(value: object) -> float | None:
-    """Return a finite number, and None for anything else: Python reads NaN, Infinity and huge numbers in JSON."""
+    """Return the finite number, or None for anything else: JSON may contain NaN, Infinity and huge numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if not abs(value) < 1e300:  # so that NaN is refused too; float() refuses larger whole numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import unpacked
@@ -21,9 +22,23 @@ LINES = [
     if (words := line.split()) and not words[0].startswith("#")  # as bash's `read` does: quotes are the recipe's
 ]
 RUNS = [(name, words) for name, words in LINES if words[0] != "compare"]
+# Parts of a line that need a plugin. The recipe `tune_base` profiles an iteration.
+NEEDS = {
+    "bridge:": "bridge",
+    "recipes/peers/": "accelerate",
+    "launch.tensor_stats": "measure",
+    " tune_base ": "measure",
+}
 
 
-@pytest.mark.parametrize(("name", "words"), RUNS, ids=[f"{name}-{words[1]}" for name, words in RUNS])
+def case(name: str, words: list[str]) -> Any:
+    """Return a line as parameters of a test."""
+    line = f" {' '.join(words)} "
+    marks = [pytest.mark.needs_plugin(plugin) for part, plugin in NEEDS.items() if part in line]
+    return pytest.param(name, words, id=f"{name}-{words[1]}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "words"), [case(*run) for run in RUNS])
 def test_a_line_is_a_run(name: str, words: list[str]) -> None:
     gpus, _, recipe, *options = words
     assert set(options[::2]) <= {"--set"}

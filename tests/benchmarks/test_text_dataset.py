@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8launch.data.index_format import read_index
+from fp8launch.datasets.index_format import read_index
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "text_dataset.py"

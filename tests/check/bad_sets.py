@@ -443,6 +443,7 @@ BUILDING = {
             "overlap_dispatch_backward_with_experts_wgrad": True,
             "disable_bias_linear": None,
             "no_bias_dropout_fusion": True,
+            "no_bias_swiglu_fusion": True,
         },
         "expert-bias-overlap",
     ),
@@ -584,6 +585,9 @@ BUILDING = {
     "expert pattern too short": Set({**MOE, "moe_layer_freq": "[0]*3+[1]*40"}, "moe-layer-pattern"),
     "more choices than experts": Set({**MOE, "num_experts": 8, "moe_router_topk": 9}, "moe-top-k"),
     "grouped experts with bias": Set({**MOE, "disable_bias_linear": None}, "moe-grouped-bias"),
+    "fused SwiGLU of experts with bias": Set(
+        {**MOE, "disable_bias_linear": None, "no_bias_dropout_fusion": True}, "weighted-swiglu-bias"
+    ),
     "deepep alone": Set(
         {
             **MOE,
@@ -697,7 +701,7 @@ RUNNING = {
     ),
     "statistics in a graph": Set(
         {"cuda_graph_impl": "local", "te_rng_tracker": True}, "tensor-stats-graphs",
-        more={"launch": {"tensor_stats": 10}},
+        more={"launch": {"tensor_stats": 10}}, plugin="measure",
     ),
 }  # fmt: skip
 # What runs, and is not what it seems.
@@ -771,7 +775,10 @@ MISLEADING = {
     "narrow model": Set(
         {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "kv_channels": 64}, "fp8-small-model"
     ),
-    "many quantized experts": Set({**MOE, "num_layers": 12, "expert_model_parallel_size": 2}, "fp8-experts-slower"),
+    "a flag of a fork": Set({}, "unchecked-flags", more={"megatron_extra": {"flag_of_a_fork": 1}}),
+    "many quantized experts": Set(
+        {**MOE, "num_layers": 12, "expert_model_parallel_size": 2}, "fp8-experts-slower", plugin="plan"
+    ),
 }  # fmt: skip
 # The same on larger models and clusters.
 LARGE = {

@@ -1,4 +1,4 @@
-"""Runs of which the check must say nothing, neither error nor warning."""
+"""Runs for which the check must report neither errors nor warnings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GOOD: dict[str, Set] = {
     "8B bf16": Set(BF16),
     "8B bf16 on Ampere": Set(BF16, gpu="a100"),
     "8B fp16": Set(FP16),
-    "8B fp16 with a loss scale of its own": Set({**FP16, "loss_scale": 4096.0}),
+    "8B fp16 with its own loss scale": Set({**FP16, "loss_scale": 4096.0}),
     "8B delayed": Set(DELAYED),
     "8B delayed, bf16 weight gradients, odd tokens": Set({**DELAYED, "no_fp8_wgrad": True, "seq_length": 8184}),
     "8B blockwise": Set(BLOCKWISE),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fp8launch.check import data
+from fp8launch.check import files
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
 from fp8launch.job.prepared import Prepared, prepare
@@ -36,7 +36,7 @@ def data_problems(
 ) -> list[Problem]:
     """What `check` says of the files of a run."""
     where = os.environ if environment is None else environment
-    return list(data.problems(prepared, cluster or Cluster(), where))
+    return list(files.problems(prepared, cluster or Cluster(), where))
 
 
 def codes(problems: list[Problem]) -> list[str]:

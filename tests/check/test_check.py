@@ -1,4 +1,4 @@
-"""The check as a whole: layers, silence, what is told and where, what a missing Megatron means."""
+"""Test the check as a whole: layers, silenced rules, the place of problems, and a missing Megatron."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from sets import BF16, DELAYED, MXFP8, RULES, TP2, Set
 
-from fp8launch.check import wheel
 from fp8launch.check.checker import LAYERS, CheckResult, check, check_all
-from fp8launch.check.wheel import NoMegatron, megatron_for
 from fp8launch.diagnostics import UserError
-from fp8launch.megatron.validators import cache_folder
+from fp8launch.plugins.validators import megatron_core
+from fp8launch.plugins.validators.megatron_core import NoMegatron, cache_folder, megatron_for
 
 CODE = "delayed-short-history"
 SHORT = {**DELAYED, "fp8_amax_history_len": None, "fp8_amax_compute_algo": None}
@@ -63,6 +62,7 @@ def test_a_silence_needs_a_reason(reason: object, tmp_path: Path) -> None:
 # --- Megatron's verdict in the user's terms
 
 
+@pytest.mark.needs_plugin("validators")
 def test_megatron_points_at_the_line_that_it_speaks_of(tmp_path: Path) -> None:
     [problem] = checked(Set({"max_position_embeddings": 4096}), tmp_path).problems
     path, _, line = str(problem.where).rpartition(":")
@@ -71,6 +71,7 @@ def test_megatron_points_at_the_line_that_it_speaks_of(tmp_path: Path) -> None:
     assert problem.fix == "set `model: {max_position_embeddings: 8192}`, or lower batch.sequence"
 
 
+@pytest.mark.needs_plugin("validators")
 def test_a_misleading_message_is_put_right(tmp_path: Path) -> None:
     [problem] = checked(Set({"eval_global_batch_size": 12}), tmp_path).problems
     assert "eval_global_batch_size" in str(problem.fix)
@@ -86,6 +87,7 @@ def test_a_rule_speaks_instead_of_megatron(tmp_path: Path) -> None:
 # --- layers and targets
 
 
+@pytest.mark.needs_plugin("validators")
 def test_every_layer_says_whether_it_looked(tmp_path: Path) -> None:
     layers = check(Set(BF16).prepare(tmp_path)).layers
     assert tuple(layers) == LAYERS
@@ -94,6 +96,7 @@ def test_every_layer_says_whether_it_looked(tmp_path: Path) -> None:
     assert some["machine"] == "not run: not requested"
 
 
+@pytest.mark.needs_plugin("validators")
 def test_runs_of_several_versions_are_checked_in_one_call(tmp_path: Path) -> None:
     cases = {
         "new": Set(),
@@ -120,10 +123,11 @@ def test_the_clusters_environment_counts_and_the_recipe_overrides_it(tmp_path: P
 def no_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FP8LAUNCH_MEGATRON", raising=False)
-    monkeypatch.setattr("fp8launch.megatron.validators._installed", lambda: iter(()))
+    monkeypatch.setattr("fp8launch.plugins.validators.megatron_core._installed", lambda: iter(()))
     yield cache_folder()
 
 
+@pytest.mark.needs_plugin("validators")
 def test_offline_without_a_wheel_the_other_layers_still_look(
     no_megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,14 +151,14 @@ def test_a_download_that_fails_is_no_error_and_not_tried_again_at_once(
         megatron_for("0.19", told.append)
     assert len(told) == 1 and "megatron-core 0.19" in told[0]
     begin = time.perf_counter()
-    with pytest.raises(NoMegatron, match="tried again in an hour"):
+    with pytest.raises(NoMegatron, match="next attempt in an hour"):
         megatron_for("0.19", told.append)
     assert time.perf_counter() - begin < 0.5
     assert len(told) == 1
     # After an hour it is.
     [marker] = no_megatron.glob(".failed-*")
     os.utime(marker, (0, 0))
-    with pytest.raises(NoMegatron, match=r"could not be fetched: (?!.*tried again)"):
+    with pytest.raises(NoMegatron, match=r"could not be fetched: (?!.*next attempt)"):
         megatron_for("0.19", told.append)
     assert len(told) == 2
 
@@ -167,13 +171,13 @@ def test_a_wheel_is_fetched_by_one_of_many(no_megatron: Path, tmp_path: Path) ->
     _write_wheel(source / name)
     environment = {
         **os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source), "PIP_CONFIG_FILE": os.devnull,
-        "PYTHONPATH": str(Path(wheel.__file__).parents[2]), "FP8LAUNCH_OFFLINE": "0",
+        "PYTHONPATH": str(Path(megatron_core.__file__).parents[3]), "FP8LAUNCH_OFFLINE": "0",
     }  # fmt: skip
     digest = hashlib.sha256((source / name).read_bytes()).hexdigest()
     code = (
-        "from fp8launch.megatron import validators; validators._installed = lambda: iter(())\n"
-        f"from fp8launch.check import wheel; wheel.WHEELS = {{'0.19.2': '{digest}'}}\n"
-        "from fp8launch.check.wheel import megatron_for; print(megatron_for('0.19', lambda m: print('SAID', m)))"
+        "from fp8launch.plugins.validators import megatron_core; megatron_core._installed = lambda: iter(())\n"
+        f"megatron_core.WHEELS = {{'0.19.2': '{digest}'}}\n"
+        "print(megatron_core.megatron_for('0.19', lambda m: print('SAID', m)))"
     )
     both = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)

@@ -18,7 +18,7 @@ Check = Callable[..., tuple[int, Any, str]]
 
 @pytest.fixture
 def command(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Runs one command in this process; gives its exit code, the JSON on stdout if asked for, and stderr."""
+    """Return a function that runs one command in this process and returns exit code, JSON (if requested) and stderr."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     def call(*arguments: str) -> tuple[int, Any, str]:
@@ -80,6 +80,7 @@ def test_what_if_it_had_more_nodes(command: Check, tmp_path: Path) -> None:
     assert command("check", path, "--nodes", "2")[0] == 0
 
 
+@pytest.mark.needs_plugin("validators")
 def test_several_recipes_are_grouped(command: Check, tmp_path: Path) -> None:
     paths = [written(tmp_path, "good", Set(SMALL)), written(tmp_path, "bad", Set({**SMALL, **MXFP8}))]
     code, data, _ = command("check", *paths, "--json")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from continued_runs import continued, written_by
 
 from fp8launch.check.checker import check
 from fp8launch.diagnostics import Problem
@@ -94,3 +95,33 @@ def test_which_phase_a_run_resumes_in_is_not_guessed(tmp_path: Path) -> None:
     load = write_checkpoint(write_run(tmp_path, "train.iterations=32", phases=True) / "checkpoints")
     assert schedule_problem(load, "train.iterations=64", f"checkpoint.dir={load}") is None
     assert schedule_problem(load, "train.iterations=64") is not None
+
+
+def test_0_19_refuses_a_checkpoint_with_another_rate(tmp_path: Path) -> None:
+    load = written_by(tmp_path)
+    found = continued(load, "train.lr=0.02", "train.min_lr=0.001", version="0.19.2")
+    assert found["checkpoint-learning-rate"].severity == "error"
+    assert "0.02" in found["checkpoint-learning-rate"].message
+    assert "override-sched-ignored" not in found
+    weights = continued(load, "train.lr=0.02", "train.min_lr=0.001", "megatron.finetune=true", version="0.19.2")
+    assert "checkpoint-learning-rate" not in weights
+
+
+def test_a_damaged_manifest_next_to_a_checkpoint_says_nothing(tmp_path: Path) -> None:
+    load = written_by(tmp_path)
+    for text in ("[1]", "{", '{"arguments": {"lr": "fast"}, "phases": [3], "layout": 2, "megatron": []}'):
+        (load.parent / "manifest.json").write_text(text, encoding="utf-8")
+        for version in ("0.18.2", "0.19.2"):
+            found = continued(load, version=version)
+            assert "checkpoint-learning-rate" not in found
+
+
+def test_experts_that_become_parallel_lose_their_states(tmp_path: Path) -> None:
+    """EP 2 as EP 1 ended as `Could not find parameter group` in the job."""
+    load = written_by(tmp_path, num_experts=4, expert_model_parallel_size=2, moe_router_topk=2)
+    experts = ("megatron.num_experts=4", "megatron.moe_router_topk=2", "resources.gpus_per_node=2")
+    found = continued(load, *experts)
+    assert found["checkpoint-expert-groups"].severity == "error"
+    assert "EP is 1, but 2 in the run" in found["checkpoint-expert-groups"].message
+    assert "checkpoint-expert-groups" not in continued(load, *experts, "parallel.ep=2")
+    assert "checkpoint-expert-groups" not in continued(load, *experts, "megatron.finetune=true")

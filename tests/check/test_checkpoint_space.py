@@ -68,13 +68,18 @@ def test_actions_on_health_that_cannot_happen_are_reported() -> None:
     assert codes(rewind, "checkpoint={dir: c, interval: 5, keep: 2}") == ["health-keep"]
     assert codes(rewind, "checkpoint={dir: c, interval: 5, keep: 3}") == codes(rewind, saving) == []
     assert codes("health.actions={nan: continue}") == []
+    assert codes("health.actions={slow-node: exclude}", saving) == ["health-unused"]
+    assert codes("health.actions={slow-node: exclude-later}", saving, "resources.nodes=2") == []
 
 
 @pytest.mark.parametrize(
     ("actions", "named"),
     [
-        ("{nan: restart}", "'stop' or 'continue' or a mapping"),
-        ("{loss-flat: stop}", "'nan', 'zero-grad-norm' or 'loss-jump'"),
+        ("{nan: restart}", "not 'restart' write one of continue, stop, {rewind: N}"),
+        ("{nan: exclude}", "must be continue, stop or {rewind: N}, not 'exclude'"),
+        ("{slow-node: stop}", "must be continue, exclude or exclude-later, not 'stop'"),
+        ("{loss-jump: null}", "not null"),
+        ("{loss-flat: stop}", "'nan', 'zero-grad-norm', 'loss-jump' or 'slow-node'"),
         ("{nan: {rewind: 0}}", "rewind: 1 or more"),
         ("{nan: {back: 1}}", "valid keys: rewind"),
     ],

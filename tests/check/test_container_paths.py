@@ -13,8 +13,8 @@ from fp8launch.check import job_paths
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem
+from fp8launch.job.container import covering, on_host
 from fp8launch.job.job import Mount
-from fp8launch.job.mounts import covering, on_host
 from fp8launch.megatron.path_flags import PATH_FLAGS
 from fp8launch.megatron.schema import load_schema, supported_versions
 
@@ -102,7 +102,7 @@ def test_a_link_inside_a_mount_is_followed_as_the_container_follows_it(tmp_path:
     assert boxed(tmp_path, text.replace("home/ckpt", "home/ring"), mounts=f"{tmp_path}/home") == []  # and ends
 
 
-def test_what_each_runtime_brings_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_runtime_mounts_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -117,10 +117,10 @@ def test_what_each_runtime_brings_by_itself(tmp_path: Path, monkeypatch: pytest.
 def test_what_the_site_binds_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "apptainer.conf"
     config.write_text(
-        "# bind path = /no\nbind path = /etc/localtime\nbind path = /scratch:/work:ro\n bind path=/lustre\n"
+        "# bind path = /no\nbind path = /etc/localtime\nbind path = /scratch:/datasets:ro\n bind path=/lustre\n"
     )
     monkeypatch.setattr(job_paths, "_APPTAINER_CONFIGS", (tmp_path / "none", config))
-    for place, expected in (("/lustre/a", []), ("/no/a", ["path-not-mounted"]), ("/work/a", ["not-writable"])):
+    for place, expected in (("/lustre/a", []), ("/no/a", ["path-not-mounted"]), ("/datasets/a", ["not-writable"])):
         text = f"checkpoint: {{dir: {place}, interval: 10}}\n"
         found = [code for code in codes(boxed(tmp_path, text, "apptainer")) if code != "not-writable" or expected]
         assert found == expected, place

@@ -1,4 +1,4 @@
-"""What is wrong with the data that a recipe names is told before the run waits in a queue for it."""
+"""Problems of a recipe's data are reported before the run waits in a queue."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_blends_in_files_of_their_own(tmp_path: Path) -> None:
     assert only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n")).code == "file-missing"
 
 
-def test_the_index_cache_beside_read_only_data(tmp_path: Path) -> None:
+def test_the_index_cache_next_to_read_only_data(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "data" / "a", PLENTY)
     box = "container: {image: nemo-26.04, mounts: ['%s:/data:ro']}\n" % (tmp_path / "data")
     problem = only(look(tmp_path, box + indexed(["/data/a"])))
@@ -209,7 +209,7 @@ def test_data_that_the_recipe_says_the_image_has_is_not_judged(tmp_path: Path) -
     assert only(look(tmp_path, box.format("/in/them") + data)).code == "path-not-mounted"
 
 
-def test_a_forgotten_mount_is_told(tmp_path: Path) -> None:
+def test_a_forgotten_mount_is_reported(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "a", PLENTY)
     problem = only(look(tmp_path, "container: {image: nemo-26.04}\n" + indexed([str(a)])))
     assert (problem.code, problem.severity) == ("path-not-mounted", "error")

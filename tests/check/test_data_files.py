@@ -11,7 +11,8 @@ import pytest
 from indexed_files import write_dataset
 from support_site import codes, data_problems, indexed, ready
 
-from fp8launch.check import data, login_node
+from fp8launch import schedulers
+from fp8launch.check import files, login_node
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
 from fp8launch.megatron.path_flags import PATH_FLAGS
@@ -102,7 +103,7 @@ def test_checkpoints_that_megatron_would_not_find(tmp_path: Path) -> None:
         assert codes(load(tmp_path, f"load: {folder}")) == ["checkpoint-missing"], text
 
 
-def test_a_hugging_face_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_hugging_face_checkpoint_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -186,13 +187,14 @@ def test_the_table_has_no_flag_that_no_version_knows() -> None:
 
 def test_every_code_is_announced() -> None:
     """`silence:` in a recipe accepts the codes that a layer announces."""
-    from fp8launch.check import checkpoints, data_blend, job_paths, tokenizers
+    from fp8launch.check import checkpoints, data, job_paths, tokenizers
 
     said: set[tuple[str, str]] = set()
-    for module in (data, login_node, preflight, data_blend, checkpoints, job_paths, tokenizers):
+    for module in (data, files, login_node, preflight, checkpoints, job_paths, tokenizers):
         text = Path(str(module.__file__)).read_text()
         said |= set(re.findall(r'Problem\(\s*"(error|warning)",\s*"([a-z-]+)"', text))
-    assert said and {code: severity for severity, code in said}.items() <= login_node.CODES.items()
+    announced = {**login_node.CODES, **schedulers.problem_codes()}
+    assert said and {code: severity for severity, code in said}.items() <= announced.items()
     assert len({code for _, code in said}) == len(said), "a code has one severity"
 
 

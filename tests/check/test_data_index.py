@@ -1,4 +1,4 @@
-"""The index of an indexed dataset is read as Megatron reads it, and every kind of damage is told."""
+"""The index of a dataset is read as Megatron reads it, and every kind of damage is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from indexed_files import FLOAT32, INT32, UINT16, index_bytes, write_dataset
 
-from fp8launch.data.index_format import BrokenIndex, Index, read_index
+from fp8launch.datasets.index_format import BrokenIndex, Index, read_index
 
 LENGTHS = [5, 1, 7]
 GOOD = index_bytes(LENGTHS)
@@ -42,7 +42,7 @@ def test_a_multimodal_index_has_modes_behind(tmp_path: Path) -> None:
         (GOOD[:-8] + b"\x63" + b"\x00" * 7, "contradict"),
     ],
 )
-def test_a_damaged_index_is_told(tmp_path: Path, index: bytes, says: str) -> None:
+def test_a_damaged_index_is_reported(tmp_path: Path, index: bytes, says: str) -> None:
     prefix = write_dataset(tmp_path / "a", LENGTHS)
     Path(f"{prefix}.idx").write_bytes(index)
     with pytest.raises(BrokenIndex, match=says):
@@ -50,7 +50,7 @@ def test_a_damaged_index_is_told(tmp_path: Path, index: bytes, says: str) -> Non
 
 
 @pytest.mark.parametrize(("size", "says"), [(25, "cut short"), (0, "cut short"), (27, "different datasets")])
-def test_a_bin_of_another_size_is_told(tmp_path: Path, size: int, says: str) -> None:
+def test_a_bin_of_another_size_is_reported(tmp_path: Path, size: int, says: str) -> None:
     prefix = write_dataset(tmp_path / "a", LENGTHS)
     Path(f"{prefix}.bin").write_bytes(b"\x00" * size)
     with pytest.raises(BrokenIndex, match=says):

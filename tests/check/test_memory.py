@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support import log_text, real_logs
 
 from fp8launch.hardware.gpus import gpu
-from fp8launch.megatron.activations import _core, in_flight, layer_memory
+from fp8launch.megatron.activations import _core, in_flight, layer_memory, saving
 from fp8launch.megatron.architecture import DENSE_LAYER, architecture, division
-from fp8launch.megatron.dtype_sizes import precision, saving
+from fp8launch.megatron.dtype_sizes import precision
 from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
 
 ROOT = Path(__file__).parents[2]

@@ -69,6 +69,17 @@ def test_a_run_beyond_the_limit_by_less_than_the_estimate_promises_is_a_warning(
     assert code == "tight-memory" and "will probably not fit" in text and "batch.micro: 1" in text
 
 
+def test_estimate_and_check_share_the_limit(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for gradients in ("fp32", "bf16"):
+        words = ("precision.recipe=delayed", "batch.micro=2", "optimizer={exp_avg: bf16, exp_avg_sq: bf16}")
+        words = (*words, f"optimizer.grad_reduce={gradients}")
+        found = json.loads(output(capsys, recipe, "--json", *(part for word in words for part in ("--set", word))))
+        memory = found["memory"]
+        assert memory["fits"] == (memory["total_mib"] <= memory["limit_mib"]) == (not told(recipe, *words)[1])
+    small = json.loads(output(capsys, recipe, "--json"))["memory"]
+    assert small["fits"] and small["limit_mib"] == pytest.approx(0.94 * small["device_mib"], abs=1)
+
+
 def test_remedies_are_estimates_of_the_same_model(recipe: str) -> None:
     """The number behind a remedy is what the check would say of the run with that remedy."""
     _, [(_, text)] = told(recipe, "batch.micro=2")
@@ -121,7 +132,7 @@ def published(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_what_nvidia_published_is_no_error(path: Path, write: Callable[[str, str], str]) -> None:
-    """They all ran, but for one: see NEVER_PUBLISHED."""
+    """All of them ran, except one: see NEVER_PUBLISHED."""
     codes = {code for code, _ in told(write(f"{path.stem}.yaml", write_yaml(published(path))))[1]}
     assert ("does-not-fit" in codes) == (path.stem in NEVER_PUBLISHED)
 
@@ -160,26 +171,6 @@ def test_gpu_hours_rest_on_what_is_stated(recipe: str, capsys: pytest.CaptureFix
     assert found["gpu_hours"] == pytest.approx(20 * 4.318 * 4 / 3600, rel=0.001)
 
 
-def test_a_prediction_is_called_one_and_its_terms_add_up(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(output(capsys, recipe, "--json"))
-    predicted, throughput = found["predicted"], found["throughput"]
-    assert not throughput["known"] and "predicted" in throughput["basis"]
-    assert throughput["tokens_per_s_per_gpu"] == predicted["tokens_per_s_per_gpu"]
-    assert found["step_time_ms"] == pytest.approx(predicted["step_time_ms"])
-    assert sum(term["ms"] for term in found["terms"]) == pytest.approx(predicted["step_time_ms"])
-    # The measured run took 4318 ms a step.
-    assert predicted["step_time_ms"] == pytest.approx(4318, rel=0.05)
-    assert predicted["tflops_per_gpu"] == pytest.approx(predicted["tokens_per_s_per_gpu"] * 5.147e10 / 1e12, rel=1e-3)
-    assert predicted["peak_memory_gib"] == pytest.approx(found["memory"]["peak_allocated_mib"] / 1024, rel=1e-4)
-
-
-def test_what_is_stated_leaves_the_prediction_as_it_is(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    alone = json.loads(output(capsys, recipe, "--json"))
-    stated = json.loads(output(capsys, recipe, "--json", "--tokens-per-second-per-gpu", "100"))
-    assert stated["predicted"] == alone["predicted"] and stated["terms"] == alone["terms"]
-    assert stated["throughput"]["known"]
-
-
 def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, recipe, "--json", "--gpu", "h100", "--nodes", "2"))
     assert found["gpu"] == "h100" and found["gpus"] == 8 and not found["memory"]["fits"]
@@ -188,14 +179,7 @@ def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[s
 
 def test_text_shows_parameters_memory_and_cost(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, recipe, "--set", "parallel.pp=2")
-    model = ("8,030,261,248", "stage 1", "activations", "2 micro batches in flight", "█", "GPU-hours")
-    for words in (
-        *model,
-        "GEMM fc1",
-        "tensorwise, 8192 x 28672 x 4096",
-        "pipeline bubble",
-        "PP communication (NVLink)",
-    ):
+    for words in ("8,030,261,248", "stage 1", "activations", "2 micro batches in flight", "█", "GPU-hours"):
         assert words in text
 
 
@@ -210,4 +194,3 @@ def test_every_supported_gpu_can_be_asked(recipe: str, capsys: pytest.CaptureFix
         options = ("--set", "precision.recipe=bf16") if name in ("a100", "cpu") else ()
         found = json.loads(output(capsys, recipe, "--json", "--gpu", name, *options))
         assert (found["memory"] is None) == (name == "cpu")
-        assert (found["predicted"] is None) == (name == "cpu")

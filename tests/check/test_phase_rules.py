@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sets import RULES
+from continued_runs import OVERRIDE
 from train_jobs import forked
 
 from fp8launch.check.checker import CheckResult, check
@@ -152,7 +152,7 @@ def test_fully_reshardable_states_are_advised_only_where_they_are_right() -> Non
 
 
 def test_fp8_weights_need_states_that_fit_other_buckets() -> None:
-    """Weights in FP8 have a buffer of their own, so the states of bf16 ones lie otherwise."""
+    """FP8 weights have a separate buffer, which changes the layout of the bf16 weights' states."""
     one = [*FP8, "precision.param_gather=true"]
     assert "phase-resharding" in codes(*one, recipe="llama8b_fp8")
     assert "phase-resharding" not in codes(
@@ -192,13 +192,6 @@ def test_a_warning_about_a_border_can_be_silenced() -> None:
     assert {p.code for p in found("silence={phase-model: why}").problems} == {"cannot-silence"}
 
 
-def test_megatron_s_own_verdict_is_asked_of_each(megatron: None) -> None:
-    run = prepare("tiny_cpu", [*TWO_PHASES, "phases.then.megatron.fp16=true"])
-    problems = [p for p in check(run, layers=RULES).problems if p.code not in CODES]
-    assert [p.code for p in problems] == ["megatron-validate"]
-    assert problems[0].message.startswith("phase then: ")
-
-
 def test_the_commands_know_phases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     file.write_text(
@@ -221,3 +214,23 @@ def test_the_commands_know_phases(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert estimate["gpu_hours_at_most"] == 2 * estimate["phases"][0]["gpu_hours_at_most"] > 0
     assert estimate["gpu_hours"] == pytest.approx(sum(p["gpu_hours"] for p in estimate["phases"]))
     assert "phase then, iterations 21-50" in run("estimate")
+
+
+def fixes_of(*changes: str) -> dict[str, str | None]:
+    return {problem.code: problem.fix for problem in found(*changes).problems}
+
+
+def test_overriding_is_no_advice_for_another_rate() -> None:
+    fixes = fixes_of('software.megatron="0.18.2"', "phases.then.train.lr=0.02")
+    assert "set megatron.override_opt_param_scheduler" not in str(fixes["phase-schedule"])
+
+
+def test_the_way_to_grow_the_batch_is_one_that_the_release_has() -> None:
+    for version, flag in (("0.17.1", "rampup_batch_size"), ("0.18.2", "step_batch_size_schedule")):
+        fixes = fixes_of(f'software.megatron="{version}"', "phases.then.batch.global=16")
+        assert f"megatron.{flag}" in str(fixes["phase-global-batch"])
+
+
+def test_a_phase_with_another_rate_is_refused_from_0_19_on() -> None:
+    problems = {problem.code: problem for problem in found(OVERRIDE, "phases.then.train.lr=0.02").problems}
+    assert problems["phase-learning-rate"].severity == "error"

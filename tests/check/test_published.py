@@ -68,6 +68,6 @@ def test_shipped_recipes_are_clean() -> None:
     found = check_all([prepare(str(path)) for path in SHIPPED], layers=RULES)
     told = {}
     for path, result in zip(SHIPPED, found, strict=True):
-        # tests/pack/test_pack_advisories.py has the known bugs of Megatron.
+        # tests/plugins/advisories/test_pack_advisories.py has the known bugs of Megatron.
         told[path.stem] = [str(problem) for problem in result.problems if problem.kind != "advisory"]
     assert {name: problems for name, problems in told.items() if problems} == {}

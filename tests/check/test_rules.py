@@ -243,3 +243,13 @@ def test_a_hybrid_model_is_held_to_the_layers_that_it_has(
     change: dict[str, Any], code: str, fires: bool, tmp_path: Path
 ) -> None:
     assert bool(said(Set({**HYBRID, **change}), code, tmp_path)) == fires
+
+
+def test_learnable_sinks_are_not_sent_to_a2a(tmp_path: Path) -> None:
+    """There their gradient is CP times too large; sinks that are not learned have none."""
+    for kind, advice in (("learnable", False), ("off-by-one", True)):
+        change = {"softmax_type": kind, "attention_backend": None, "context_parallel_size": 2}
+        [problem] = said(Set(change), "sinks-context-parallel", tmp_path)
+        fix = problem.fix or ""
+        assert "parallel.cp to 1" in fix
+        assert ("a2a" in fix) == advice

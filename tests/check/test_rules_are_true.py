@@ -36,6 +36,12 @@ CASES = [
     ),
     ("moe-needs-sequence-parallel", [*EXPERTS, "parallel.tp=2", TWO], "without also enabling sequence"),
     ("moe-layer-pattern", [*EXPERTS, "model.moe_layer_freq='[0,1,1]'"], "Invalid length of moe_layer_pattern"),
+    (
+        "weighted-swiglu-bias",
+        [*EXPERTS, "model.swiglu=true", "model.disable_bias_linear=null", "megatron.no_bias_swiglu_fusion=null"],
+        "Bias is not supported for weighted swiglu fusion",
+    ),
+    ("local-layers", ["megatron.apply_layernorm_1p=true"], "zero_centered_gamma not supported"),
     ("moe-top-k", [*EXPERTS, "model.moe_router_topk=5"], "out of range"),
     (
         "per-token-loss-average",
@@ -51,6 +57,7 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.skipif(find_spec("torch") is None or find_spec("megatron") is None, reason="needs torch and Megatron")
+@pytest.mark.needs_plugin("validators")
 @pytest.mark.parametrize(("code", "changes", "message"), CASES, ids=[case[0] for case in CASES])
 def test_what_a_rule_foretells_happens(code: str, changes: list[str], message: str, tmp_path: Path) -> None:
     prepared = prepare("tiny_cpu", [*SHORT, *changes])

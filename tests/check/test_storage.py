@@ -14,7 +14,7 @@ from fp8launch.diagnostics import Problem
 from fp8launch.job.build_job import UNPLACED, plan
 from fp8launch.job.job import Mount
 from fp8launch.job.prepared import prepare
-from fp8launch.submit.stored_checkpoints import checkpoint_links
+from fp8launch.submit.new_run import checkpoint_links
 
 BOX = "container: {image: /image.sif}\n"
 SAVES = "checkpoint: {dir: checkpoints, interval: 10}\n"

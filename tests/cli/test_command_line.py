@@ -50,8 +50,8 @@ def test_help_fits_one_screen(fp8launch: Callable[..., Done], verb: str) -> None
     done = fp8launch(*([verb] if verb else []), "--help")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    # The list of all commands is longer than the help of any of them.
-    assert len(lines) <= (40 if verb else 44)
+    # The list of all commands has a line for each.
+    assert len(lines) <= (44 if verb else 48)
     assert max(map(len, lines)) <= 110
 
 
@@ -87,10 +87,19 @@ def test_the_login_node_needs_neither_torch_nor_submitit(home: Path, arguments: 
 @pytest.mark.parametrize(
     ("arguments", "unused"),
     [
-        (["render", "recipes/llama8b_fp8.yaml"], ["check", "cluster.profile", "data", "logs", "report", "schedulers"]),
+        (
+            ["render", "recipes/llama8b_fp8.yaml"],
+            ["check", "cluster.profile", "datasets", "logs", "report", "schedulers"],
+        ),
         (
             ["check", "recipes/llama8b_fp8.yaml"],
-            ["data.manifest", "plugins.importer.cli", "logs", "planning", "rehearsal", "report"],
+            [
+                "plugins.importer.cli",
+                "logs",
+                "plugins.plan.step_time",
+                "plugins.rehearse.layer",
+                "report",
+            ],
         ),
     ],
     ids=["render", "check"],
@@ -101,8 +110,6 @@ def test_a_command_imports_only_what_it_uses(home: Path, arguments: list[str], u
     imported = done.stdout.splitlines()[-1].split()
     assert "fp8launch.recipe.schema" in imported
     assert [name for name in unused if f"fp8launch.{name}" in imported] == []
-    # It takes as long to import as a recipe takes to read, and nothing needs it but plugins of pydantic.
-    assert "importlib.metadata" not in imported
 
 
 def test_unknown_commands_and_options_are_usage_errors(fp8launch: Callable[..., Done]) -> None:
@@ -196,6 +203,7 @@ def test_a_rendered_recipe_is_a_recipe(fp8launch: Callable[..., Done], tmp_path:
     assert fp8launch("render", str(resolved)).stdout == fp8launch("render", "recipes/llama8b_fp8.yaml").stdout
 
 
+@pytest.mark.needs_plugin("importer")
 def test_rendered_arguments_import_to_the_same_arguments(fp8launch: Callable[..., Done], tmp_path: Path) -> None:
     argv = fp8launch("render", "recipes/llama8b_fp8.yaml").stdout
     mine = tmp_path / "mine.yaml"

@@ -46,8 +46,8 @@ CASES = [
     (["submit", "tiny_cpu", "--cluster", "jun"], "juniper"),
     (["submit", "tiny_cpu", "--set", "parallel.t"], "parallel.tp"),
     (["submit", "tiny_cpu", "--set", "megatron.overlap_g"], "megatron.overlap_grad_reduce"),
-    (["init", "recipe", "llama3_8"], "llama3_8b"),
-    (["init", "cl"], "cluster"),
+    pytest.param(["init", "recipe", "llama3_8"], "llama3_8b", marks=pytest.mark.needs_plugin("init")),
+    pytest.param(["init", "cl"], "cluster", marks=pytest.mark.needs_plugin("init")),
     (["submit", "--dry"], "--dry-run"),
 ]
 
@@ -108,7 +108,7 @@ INTERACTIVE = {
 
 
 class Terminal:
-    """A shell on a terminal of its own."""
+    """A shell on its own terminal."""
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.screen = ""

@@ -58,6 +58,7 @@ def test_an_id_is_never_broken(home: Path, columns: int, run: str) -> None:
     assert max(map(len, shown.splitlines())) <= max(columns, len(run) + 35)
 
 
+@pytest.mark.needs_plugin("doctor")
 def test_doctor_has_room_for_what_it_found(home: Path) -> None:
     found = [line for line in terminal(80, home, "doctor").splitlines() if line.strip()]
     assert found[0].split() == ["what", "found,", "and", "what", "to", "do"]
@@ -77,19 +78,27 @@ def test_the_path_of_a_cluster_profile_is_never_broken(home: Path, columns: int)
     assert ("takes some room" in shown) == (columns == 400)
 
 
-def test_the_names_of_recipes_and_images_are_never_broken(home: Path) -> None:
+def test_the_names_of_recipes_are_never_broken(home: Path) -> None:
     shown = terminal(80, home, "recipes")
     for row in [*pack_recipes(), *pack_recipes("studies")]:
         assert re.search(rf"^{re.escape(row.name)}( |$)", shown, re.M), row.name
+
+
+@pytest.mark.needs_plugin("images")
+def test_the_names_of_images_are_never_broken(home: Path) -> None:
     shown = terminal(80, home, "images")
     for name, entry in catalogue().items():
         assert re.search(rf"^{re.escape(name)} +{re.escape(entry['uri'])}( |$)", shown, re.M), name
 
 
-def test_the_points_of_a_study_and_what_differs_have_whole_ids(home: Path) -> None:
+def test_the_points_of_a_study_have_whole_ids(home: Path) -> None:
     sweep = ["--sweep", "train.lr=0.01,0.02", "--repeat", "2", "--backend", "local", "--dry-run"]
     shown = terminal(80, home, "submit", "tiny_cpu", *sweep)
     assert len(re.findall(r"^tiny_cpu-0\.0[12]-r[12]-[0-9a-f]{6}  lr=0\.0[12], repeat [12] ", shown, re.M)) == 4
+
+
+@pytest.mark.needs_plugin("diff")
+def test_what_differs_between_runs_has_whole_ids(home: Path) -> None:
     runs = [f"tiny_cpu-20261122-07561{n}-dbcb" for n in range(2)]
     for number, run in enumerate(runs):
         text = f"extends: [tiny_cpu]\ntrain: {{lr: {number + 1}.0e-3}}\n"
@@ -106,6 +115,7 @@ def test_columns_are_dropped_in_their_order() -> None:
     assert kept == {80: [0, 1, 2, 3], 79: [0, 1, 3], 67: [0, 3], 10: [0, 3]}
 
 
+@pytest.mark.needs_plugin("bridge")
 def test_a_long_header_does_not_widen_a_table(home: Path) -> None:
     shown = terminal(80, home, "recipes", "--engine", "bridge", "--gpu", "h100")
     assert "llama31_405b_pretrain_1024gpu_h100_fp8cs_config" in shown

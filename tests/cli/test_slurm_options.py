@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fp8launch.cli import run
+from fp8launch.diagnostics import Problem
+from fp8launch.submit.destination import destination
 
 
 @pytest.fixture
@@ -68,3 +71,45 @@ def test_bad_ones_are_refused(
 def test_they_are_refused_where_there_is_no_slurm(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submit", "tiny_cpu", "--dry-run", "--backend", "local", "--qos", "short"]) == 2
     assert "--qos would have no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["--sweep", "train.lr=x,y"], "--sweep train.lr=x: error"),
+        (["--seeds", "1,2", "--sweep", "train.lrr=1"], "--sweep train.lrr=1: error"),
+        (["--time", "never"], "--time never: error"),
+        (["--slurm", "mail-tpe="], "--slurm mail-tpe=: error: 'mail-tpe' has no value after '='"),
+        (["--set", "train.lr=x"], "--set train.lr=x: error"),
+    ],
+)
+def test_mistakes_are_blamed_on_the_option(
+    profile: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], place: str
+) -> None:
+    assert run(["submit", "tiny_cpu", "--dry-run", "--backend", "sbatch", *arguments]) == 2
+    assert place in capsys.readouterr().err
+
+
+def test_axes_of_a_recipe_are_blamed_on_their_line(
+    home: Path, write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write("r.yaml", "extends: [tiny_cpu]\naxes:\n  train.lr: [x, 1.0e-3]\n")
+    assert run(["submit", recipe, "--dry-run", "--backend", "local"]) == 2
+    assert f"{recipe}:3: error: 'train.lr' must be a number, not 'x'" in capsys.readouterr().err
+
+
+def test_what_slurm_refuses_is_blamed_on_the_option(profile: Path) -> None:
+    slurm = {"partition": "nosuch", "extra": ("mail-tpe=END",)}
+    found, _ = destination("submit", str(profile), "sbatch", slurm, lambda problems: None)
+    fix = "set `partition:` in the cluster profile to one of them"
+    blamed = found.blamed(Problem("error", "slurm-partition", "no partition", "cluster profile: partition", fix))
+    assert (blamed.where, blamed.fix) == ("--partition", "set --partition to one of them")
+    refused = Problem("error", "slurm-refuses", "unrecognized option '--mail-tpe=END'", "hardware/cpu.yaml:2")
+    assert found.blamed(refused).where == "--slurm mail-tpe"
+    own = Problem("error", "slurm-account", "no account", "cluster profile: account")
+    assert found.blamed(own) == own
+
+
+def test_remote_is_blamed_for_its_cluster(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--remote", "nosuch", "runs"]) == 2
+    assert "--remote: error: no cluster profile 'nosuch'" in capsys.readouterr().err

@@ -8,48 +8,27 @@ from pathlib import Path
 import pytest
 
 from fp8launch.cli import run
-from fp8launch.cli.notify import config_file
 
 SMALL = ["submit", "tiny_cpu", "--backend", "local", "--wait", "--yes"]
 
 
 @pytest.mark.train
-def test_a_study_prints_each_run_once_and_notifies_once(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = tmp_path / "told"
-    config_file().parent.mkdir(parents=True)
-    config_file().write_text(f"notify: {{command: [tee, -a, {told}]}}\n")
+def test_a_study_prints_each_run_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--sweep", "train.lr=0.01,0.02", "--set", "train.iterations=4", "--study", "s"]) == 0
     shown = capsys.readouterr().err
     assert shown.count(": completed\n") == 2
     assert shown.count("iteration 4/4 ") == 2
     assert "2 runs completed; `fp8launch compare s`" in shown
-    decoder, text, messages = json.JSONDecoder(), told.read_text(), []
-    while text:
-        message, end = decoder.raw_decode(text)
-        messages.append(message["state"])
-        text = text[end:].lstrip()
-    assert messages == ["completed", "completed"]
 
 
 @pytest.mark.train
 def test_a_run_that_is_nan_to_its_end_fails_although_its_job_completes(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "told"
-    config_file().parent.mkdir(parents=True)
-    config_file().write_text(f"notify: {{command: [tee, -a, {told}], when: failure}}\n")
     diverges = ["train.lr=1e30", "train.min_lr=1e29", "train.iterations=8"]
     assert run([*SMALL, *(word for setting in diverges for word in ("--set", setting))]) == 1
     shown = capsys.readouterr().err
     assert ": completed\n" in shown and "nan, line " in shown and "[nan]" in shown
-    messages, text = [], told.read_text()
-    while text:
-        message, end = json.JSONDecoder().raw_decode(text)
-        messages.append(message)
-        text = text[end:].lstrip()
-    assert messages[-1]["state"] == "completed" and messages[-1]["failure"]["code"] == "nan"
     assert run(["runs", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     assert row["progress"]["loss"] is None

@@ -9,10 +9,12 @@ import pytest
 from support import only, refused
 
 from fp8launch.cluster.profile import Cluster, cluster_files, load_cluster
-from fp8launch.job.build_job import plan, probe_runtime
+from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
 from fp8launch.resources import pack_folder
 from fp8launch.rundir.registry import run_root
+from fp8launch.schedulers import probe_runtime
+from fp8launch.schedulers.slurm.options import sbatch_options
 
 Write = Callable[[str, str], str]
 
@@ -28,7 +30,7 @@ def options(
     cluster: Cluster, *overrides: str, recipe: str = "llama8b_fp8", folder: str = "/r"
 ) -> dict[str, str | None]:
     one = prepare(recipe, overrides)
-    return dict(plan(one, cluster, Path(folder), runtime="none").slurm)
+    return sbatch_options(plan(one, cluster, Path(folder), runtime="none"))
 
 
 def test_without_a_profile_nothing_is_asked_for(home: Path) -> None:
@@ -126,7 +128,7 @@ def test_the_example_profiles_load_and_plan(file: Path) -> None:
     job = plan(one, cluster, Path("/r"), runtime=cluster.runtime, check_paths=False)
     assert job.container is not None
     assert job.container.image == cluster.images["nemo-26.04"]
-    assert dict(job.slurm)["account"] == "my_project"
+    assert job.resources.account == "my_project"
 
 
 def test_there_are_example_profiles() -> None:

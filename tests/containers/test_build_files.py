@@ -110,7 +110,7 @@ def test_inside_reads_a_megatron_checkout_without_a_distribution(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_installation_really_installs(tmp_path: Path) -> None:
-    """By real pip into an environment of its own, in which torch is already there, as in NGC's image."""
+    """Install with the real pip into a separate environment that already has torch, like NGC's image."""
     where = tmp_path / "env"
     venv.create(where, with_pip=True, symlinks=True)
     site = next((where / "lib").glob("python3*/site-packages"))

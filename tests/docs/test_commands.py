@@ -26,7 +26,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def shell_env(tmp_path: Path) -> dict[str, str]:
-    """A home of its own, no Slurm, and this interpreter's fp8launch first on PATH."""
+    """An empty home, no Slurm, and this interpreter's fp8launch first on PATH."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
     command = binaries / "fp8launch"

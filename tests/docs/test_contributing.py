@@ -16,7 +16,7 @@ PLACES = (
     "launchers/fp8launch/",
     "launchers/fp8launch/megatron/",
     "launchers/fp8launch/check/rules/",
-    "launchers/fp8launch/planning/",
+    "launchers/fp8launch/plugins/plan/",
     "tests/slurm/",
 )
 
@@ -48,7 +48,17 @@ def test_every_how_to_is_there() -> None:
     titles = [
         line.removeprefix("## Add a").removeprefix("n").strip() for line in TEXT.splitlines() if "## Add a" in line
     ]
-    assert titles == ["rule", "GPU", "precision", "Megatron version", "scheduler", "engine", "column to compare"]
+    assert titles == [
+        "plugin",
+        "rule",
+        "failure",
+        "GPU",
+        "precision",
+        "Megatron version",
+        "scheduler",
+        "engine",
+        "column to compare",
+    ]
 
 
 def test_the_licence_is_the_one_that_the_package_states() -> None:

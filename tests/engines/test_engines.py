@@ -9,18 +9,18 @@ import pytest
 from support import only, refused
 
 from fp8launch.check.job_paths import job_paths
-from fp8launch.check.megatron_validation import request
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.engines import by_name, names
 from fp8launch.engines.base import Entry
-from fp8launch.job.batch_script import process_command
 from fp8launch.job.build_job import plan
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.job.script import process_command
 from fp8launch.job.shell_quoting import flag_lines
 from fp8launch.logs import dialects
 from fp8launch.megatron.arguments import words_of
+from fp8launch.plugins.validators.layer import request
 from fp8launch.submit.grid import Point, point_key
 
 Write = Callable[[str, str], str]
@@ -79,7 +79,7 @@ def test_each_engine_starts_its_own_program(recipe: Callable[[str], Prepared]) -
 
 @pytest.mark.parametrize("mode", ["srun", "torchrun"])
 def test_another_program_is_started_beside_the_worker(mode: str, recipe: Callable[[str], Prepared]) -> None:
-    """An engine with a program of its own needs no change in the batch script."""
+    """An engine with its own program needs no change in the batch script."""
     one = job(recipe(f"launch: {{mode: {mode}}}"))
     other = Entry("other.py", ("--model", "m"))
     words = [getattr(word, "text", word) for word in process_command(Job(**{**vars(one), "entry": other}))[0]]

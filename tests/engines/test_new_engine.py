@@ -72,6 +72,7 @@ def test_no_rule_of_megatron_sees_it(recipe: str, ask: Ask) -> None:
     assert [p["code"] for p in ask("check", recipe, "--json")["problems"]] == []
 
 
+@pytest.mark.needs_plugin("measure")
 def test_a_measurement_that_it_does_not_print_is_refused(recipe: str) -> None:
     problem = only(refused(prepare, recipe, ["launch.profile_iteration=5"]))
     assert problem.code == "no-such-evidence"
@@ -132,6 +133,7 @@ def test_an_unknown_engine_is_answered_with_the_near_one(write: Write) -> None:
     assert problem.where is not None and problem.where.endswith("r.yaml:2")
 
 
+@pytest.mark.needs_plugin("diff")
 def test_two_engines_are_compared_by_megatrons_names(recipe: str, ask: Ask) -> None:
     found = ask("diff", recipe, "tiny_cpu", "--json")
     lines = {one["name"]: one for one in found if one["part"] == "arguments"}

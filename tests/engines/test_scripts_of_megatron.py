@@ -8,13 +8,13 @@ import pytest
 from support import only, refused
 
 from fp8launch.check.job_paths import job_paths
-from fp8launch.check.megatron_validation import request
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import SCRIPTS, load_schema, megatron_script, supported_versions
 from fp8launch.plugins.importer.from_argv import import_text
+from fp8launch.plugins.validators.layer import request
 from fp8launch.recipe.yaml_source import parse_yaml
 
 Write = Callable[[str, str], str]

@@ -22,8 +22,8 @@ from fp8launch.cli import run
 TOUCHES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.link", "os.symlink", "os.truncate"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "pty.spawn"}
-# Megatron's own validators run in a Python of their own; git tells where a recipe comes from.
-# The others are asked for on a PATH where there are none.
+# Megatron's validators run in a separate Python; git says where a recipe comes from.
+# Other programs are looked up on a PATH that has none.
 SLURM = {"sbatch", "scancel", "scontrol", "squeue", "sacct", "sacctmgr", "sinfo", "srun"}
 PROGRAMS = {Path(sys.executable).name, "git", "nvidia-smi", *SLURM}
 

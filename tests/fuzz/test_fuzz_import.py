@@ -6,11 +6,14 @@ import functools
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
 from support import published_arguments
 from wild import damaged, filled, share, texts
+
+pytestmark = pytest.mark.needs_plugin("importer")
 
 TESTS = Path(__file__).parents[1]
 PIECES = (

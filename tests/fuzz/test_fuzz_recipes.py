@@ -1,4 +1,4 @@
-"""Recipes, overrides and cluster profiles of any kind: an answer in words, and nothing else happens."""
+"""Arbitrary recipes, overrides and cluster profiles get a readable answer, without side effects."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from sandbox import Sandbox
 from wild import as_yaml, damaged, filled, mutated, share, texts, values
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.job.prepared import prepare
-from fp8launch.job.resolved import resolved_yaml
+from fp8launch.job.prepared import prepare, resolved_yaml
 from fp8launch.recipe.load import load_recipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.resources import pack_folder
@@ -60,7 +59,7 @@ def test_recipes(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> No
 @share(0.003)
 @given(data=st.data())
 def test_checks_of_recipes(box: Sandbox, data: st.DataObject) -> None:
-    """With Megatron's own validators, which run in a Python of their own."""
+    """With Megatron's validators, which run in a separate Python."""
     tree = filled(data.draw(mutated(shipped(), tuple(Recipe.model_fields))), box.canary)
     box("check", recipe_file(box, as_yaml(tree)), "--json")
 
@@ -152,7 +151,7 @@ def test_cluster_profiles(box: Sandbox, data: st.DataObject, verb: tuple[str, ..
 @share(0.05)
 @given(data=st.data())
 def test_a_resolved_recipe_is_the_same_recipe(box: Sandbox, data: st.DataObject) -> None:
-    """What stands in the run folder is what was asked for, whatever the words look like to YAML."""
+    """The run folder has the requested values, even if they look like other types to YAML."""
     tree = filled(data.draw(mutated(shipped(), tuple(Recipe.model_fields))), box.canary)
     file = recipe_file(box, as_yaml(tree))
     if box("render", file)[0]:

@@ -1,4 +1,4 @@
-"""Run folders that are damaged, hostile or half there: read, or refused in words; nothing outside is touched."""
+"""Damaged, hostile or incomplete run folders are read or refused with a message. Nothing outside is touched."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from wild import as_yaml, damaged, filled, mutated, share, texts
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.job.prepared import prepare
-from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
-from fp8launch.submit.provenance import Origin
-from fp8launch.submit.submit import make_run, plan_run
+from fp8launch.schedulers.slurm.slurm_scheduler import SlurmScheduler
+from fp8launch.submit.new_run import Origin, make_run, plan_run
 
 RECORD = {
     "attempts": [
@@ -36,7 +35,7 @@ RECORD = {
 def manifest(root: Path) -> dict[str, Any]:
     """What a real submission writes of a run with checkpoints."""
     prepared = prepare("tiny_cpu", ["survive.attempts=3", "checkpoint.dir=ckpt", "checkpoint.interval=10"])
-    backend = SbatchScheduler()
+    backend = SlurmScheduler()
     place = root / "whole"
     shutil.rmtree(place, ignore_errors=True)
     job = plan_run(prepared, Cluster(), place / "r-1", backend)
@@ -70,7 +69,7 @@ def make(box: Sandbox, files: dict[str, bytes]) -> Path:
     (run / "ckpt" / "iter_0000010").mkdir(parents=True)
     whole = dict(manifest(box.root))
     plan = whole.pop("survive")
-    # On this machine: nobody can be asked for Slurm's jobs here.
+    # Local runs: there is no Slurm to query here.
     usual = {
         "manifest.json": as_yaml(whole).encode(), "attempts.json": as_yaml(RECORD).encode(),
         "survive.json": as_yaml({**plan, "checkpoint": str(run / "ckpt")}).encode(),

@@ -9,7 +9,7 @@ from sandbox import Sandbox
 from wild import damaged, share
 
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
-from fp8launch.schedulers.slurm import inventory, job_states, slurm_cli
+from fp8launch.schedulers.slurm import inventory, slurm_cli, slurm_jobs
 
 ANSWERS = {
     "squeue": b"12|RUNNING|None|tiny_cpu|fp8launch:r-1.s0-1\n13_2|PENDING|(Resources)|x|\n14|COMPLETED|None|r|(null)\n"
@@ -93,7 +93,7 @@ def test_states(
         text = data.draw(damaged([ANSWERS[name]], PIECES)).decode("utf-8", "replace")
         talk[name] = (data.draw(st.sampled_from((0, 0, 1))), text, "")
     box.cases += 1
-    assert len(job_states.states(runs)) == len(runs)
+    assert len(slurm_jobs.states(runs)) == len(runs)
     assert slurm_cli.array_limit() >= 1
     nodes = inventory.parse_nodes(talk["sinfo"][1])
     for partition in inventory.parse_partitions(talk["scontrol"][1], nodes):

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 from train_jobs import MOCK, Run, forked, from_weights, worker
-
-
-@pytest.fixture(scope="session")
-def megatron() -> None:
-    """Skips where this Python has no torch and Megatron to train with."""
-    for package in ("torch", "megatron", "megatron.training"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed for {sys.executable}")
 
 
 @pytest.fixture(scope="session")

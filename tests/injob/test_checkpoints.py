@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from train_jobs import MOCK, OLDER, OLDER_RELEASES, Run, finish, forked, start, torchrun, worker
 
-from fp8launch.injob.rank.compat.save_queue import PickledQueue
+from fp8launch.injob.rank.compat.checkpointing import PickledQueue
 from fp8launch.logs import read_log
 
 pytestmark = pytest.mark.train

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from train_jobs import MOCK, TINY, forked, srun
 
-from fp8launch.data.index_format import header
+from fp8launch.datasets.index_format import header
 from fp8launch.injob.rank.compat import datasets_helper
 
 pytestmark = pytest.mark.train

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.train
 PROGRAM = """
 import os, sys, types
 import torch
-from fp8launch.injob.rank.compat import cpu, delayed_weights
+from fp8launch.injob.rank.compat import checkpointing, cpu
 cpu.install()
 torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
-delayed_weights.install()
-delayed_weights.install()
+checkpointing.load_weights_with_their_scale()
+checkpointing.load_weights_with_their_scale()
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 

@@ -14,6 +14,7 @@ import pytest
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor import hang_watchdog
 from fp8launch.injob.supervisor.health_watch import Actions
+from fp8launch.injob.supervisor.job_scheduler import JobScheduler
 from fp8launch.job.prepared import prepare
 from fp8launch.submit.supervisor_plan import hang_plan
 
@@ -93,7 +94,7 @@ def test_ranks_of_torchrun_are_told_apart() -> None:
     assert tasks == [1]
 
 
-def test_the_rank_that_stands_elsewhere_comes_first() -> None:
+def test_the_rank_with_a_different_stack_comes_first() -> None:
     text = "".join(STACK.format(label=label, rank="") for label in range(8))
     text += STACK.format(label=8, rank="").replace("all_reduce", "get_batch")
     words, tasks = hang_watchdog.describe_stacks(hang_watchdog.parse_stacks(text), 9)
@@ -125,7 +126,7 @@ def test_a_log_that_grows_or_a_checkpoint_that_is_written_is_no_hang(
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-c", writer])
     plan = {"after": 2, "stated": True, "quiet": 1, "start": 60}
-    hang_watchdog.watch(log, tmp_path / "ckpt", "1", {}, plan, None, Actions.of_plan({}))
+    hang_watchdog.watch(log, tmp_path / "ckpt", JobScheduler("1", tmp_path, {}, {}), plan, None, Actions.of_plan({}))
     assert process.wait(60) == 0
     assert 8.5 < ended[0] - began < 14
 

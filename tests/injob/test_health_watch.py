@@ -47,12 +47,12 @@ def test_a_job_sees_what_parse_reports(tmp_path: Path, name: str, piece: int) ->
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_training_goes_on(tmp_path: Path, name: str) -> None:
+def test_a_healthy_training_continues(tmp_path: Path, name: str) -> None:
     assert watched(tmp_path, HEALTHY[name].encode(), 4001) is None
 
 
 @pytest.mark.parametrize("name", ["one NaN step", "skipped", "constant", "slower"])
-def test_what_has_no_action_or_passes_goes_on(tmp_path: Path, name: str) -> None:
+def test_a_finding_without_action_does_not_stop_training(tmp_path: Path, name: str) -> None:
     assert watched(tmp_path, BROKEN[name][0].encode(), 997) is None
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fp8launch.injob.local_job import end_all
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN, read_ending
-from fp8launch.injob.supervisor.training_step import end_all
 
 LAUNCHERS = Path(sys.modules["fp8launch"].__path__[0]).parent
 
@@ -60,7 +60,7 @@ def test_the_exit_code_is_the_one_that_the_rank_would_have_had() -> None:
     assert done.returncode == 3
 
 
-def test_a_rank_that_ends_by_itself_is_not_disturbed() -> None:
+def test_a_rank_that_ends_normally_is_not_disturbed() -> None:
     done, _ = run("leaving.everything_is_written()\nprint('end')")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("end\n")
@@ -215,7 +215,7 @@ def test_processes_with_a_graph_of_a_collective_end(graph: str) -> None:
 
 
 def test_a_process_that_one_look_does_not_see_is_ended_too() -> None:
-    """For a moment of its exec a process shows no environment, by which those of a run are known."""
+    """During exec a process briefly shows no environment, which identifies the processes of a run."""
     process = subprocess.Popen(["sleep", "600"])
     hidden = [True]
 

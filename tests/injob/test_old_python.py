@@ -16,8 +16,9 @@ from fp8launch.rundir.run_dir import RunFolder
 
 FOLDER = Path(checkpoints.__file__).parent
 # Shared with the login node; they run on the batch host as well.
-SHARED = [FOLDER.parent / name for name in ("ownership.py", "regular_files.py")]
-FILES = [*sorted(FOLDER.glob("*.py")), *SHARED]
+SHARED = [FOLDER.parent / name for name in ("ownership.py", "regular_files.py", "local_job.py")]
+SLURM = FOLDER.parent / "slurm"
+FILES = [*sorted(FOLDER.glob("*.py")), *sorted(SLURM.glob("*.py")), *SHARED]
 OLDEST = (3, 7)
 
 
@@ -35,7 +36,13 @@ def test_nothing_but_the_standard_library_and_itself_is_imported(file: Path) -> 
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         for name in names:
-            own = name.startswith(("fp8launch.injob.supervisor", *(f"fp8launch.injob.{file.stem}" for file in SHARED)))
+            own = name.startswith(
+                (
+                    "fp8launch.injob.supervisor",
+                    "fp8launch.injob.slurm",
+                    *(f"fp8launch.injob.{file.stem}" for file in SHARED),
+                )
+            )
             assert own or name.split(".")[0] in sys.stdlib_module_names, f"{file.name} imports {name}"
 
 
@@ -62,6 +69,7 @@ def test_an_attempt_begins_and_ends_on_an_old_python(python: str | None, tmp_pat
         pytest.skip("this machine has no Python older than 3.10")
     package = tmp_path / "code" / "fp8launch"
     shutil.copytree(FOLDER, package / "injob" / "supervisor", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SLURM, package / "injob" / "slurm", ignore=shutil.ignore_patterns("__pycache__"))
     for file in SHARED:
         shutil.copy(file, package / "injob")
     (package / "__init__.py").touch()
@@ -70,6 +78,7 @@ def test_an_attempt_begins_and_ends_on_an_old_python(python: str | None, tmp_pat
     plan = {
         "checkpoint": "ckpt", "iterations": 10, "phases": [], "attempts": 3, "stuck": 2, "stop_before": 60,
         "limit": 600, "hang": None, "keep": None, "continue_by": "requeue",
+        "scheduler": "fp8launch.injob.slurm.job:SlurmJob",
         "owner": {"run": "old", "recipe": "0" * 64, "created": "2026-11-24T00:00:00+00:00"},
         "rules": {"out-of-memory": "stop", "unknown": "stop"},
     }  # fmt: skip
@@ -94,7 +103,7 @@ def test_a_portable_run_is_recorded_and_explained_on_an_old_python(python: str |
     logs.mkdir(parents=True)
     (logs / "5-0.log").write_text(LOG)
     for what, more in (("record", ["--name=tiny", "--env=A=b=c", "--", "--lr", "1"]), ("explain", ["1"])):
-        command = [python, str(FOLDER / "portable_run.py"), what, str(logs.parent), str(logs / "5-0"), *more]
+        command = [python, str(SLURM / "portable_run.py"), what, str(logs.parent), str(logs / "5-0"), *more]
         env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

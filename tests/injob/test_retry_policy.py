@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
-from fp8launch.injob.supervisor.retry_policy import ACTIONS, RULES, Ended, Limits, decide, with_overrides
+from fp8launch.injob.supervisor.retry_policy import ACTIONS, RULES, Ended, Limits, decide
 from fp8launch.job.prepared import prepare
-from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
-from fp8launch.submit.submit import plan_run
+from fp8launch.schedulers.slurm.slurm_scheduler import SlurmScheduler
+from fp8launch.submit.new_run import plan_run
 from fp8launch.submit.supervisor_plan import survival_text
 
 FIVE = Limits(attempts=5, without_progress=2)
@@ -52,7 +52,7 @@ def test_what_nobody_can_help_is_not_counted(cause: str) -> None:
 
 
 def test_a_run_may_wait_for_its_user_between_phases() -> None:
-    decision = decide(Ended("phase-end", 0, 10), 0, 0, FIVE, with_overrides({"phase-end": "stop"}))
+    decision = decide(Ended("phase-end", 0, 10), 0, 0, FIVE, {**RULES, "phase-end": "stop"})
     assert not decision.continues
     assert decision.reason == "phase-end: the run stops between phases, as its rules say"
 
@@ -77,7 +77,7 @@ def test_a_cause_that_no_rule_knows_stops() -> None:
 
 
 def test_a_rule_can_be_changed() -> None:
-    rules = with_overrides({"nccl": "stop", "nan": "go-on"})
+    rules = {**RULES, "nccl": "stop", "nan": "go-on"}
     assert not decide(Ended("nccl", 0, 10), 0, 0, FIVE, rules).continues
     assert decide(Ended("nan", 0, 10), 0, 0, FIVE, rules).continues
     assert decide(Ended("out-of-memory", 0, 10), 0, 0, FIVE, rules).continues is False
@@ -101,9 +101,9 @@ def test_whatever_happens_no_more_attempts_count_than_were_allowed(ends: list[tu
 
 def test_a_rule_for_a_cause_that_there_is_not_is_refused(tmp_path: Path) -> None:
     prepared = prepare("tiny_cpu", ["checkpoint={dir: c, interval: 5}", "survive.rules={ncll: stop}"])
-    job = plan_run(prepared, Cluster(), tmp_path / "run", SbatchScheduler())
+    job = plan_run(prepared, Cluster(), tmp_path / "run", SlurmScheduler())
     with pytest.raises(UserError, match="ncll") as refused:
-        survival_text(prepared.loaded, prepared.args, Cluster(), job, SbatchScheduler().capabilities)
+        survival_text(prepared.loaded, prepared.args, Cluster(), job, SlurmScheduler())
     assert "nccl" in str(refused.value.problems[0].fix)
 
 

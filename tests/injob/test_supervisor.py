@@ -1,4 +1,4 @@
-"""The supervisor by itself: what it decides, writes down and asks Slurm, with real files.
+"""The supervisor alone: its decisions, records and calls of Slurm, with real files.
 
 Slurm is a folder of small scripts on PATH that write down how they were called: what its answers lead to is tried on
 a real one in tests/slurm.
@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import wait_for
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.injob.supervisor import checkpoints, hang_watchdog
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN, ending_of_attempt
 from fp8launch.injob.supervisor.health_watch import Actions
+from fp8launch.injob.supervisor.job_scheduler import JobScheduler
+from fp8launch.injob.supervisor.slow_node import SlowNode, record_of, recorded_in
 from fp8launch.job.prepared import prepare
-from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
-from fp8launch.submit.submit import plan_run
+from fp8launch.schedulers.slurm.slurm_scheduler import SlurmScheduler
+from fp8launch.submit.new_run import plan_run
 from fp8launch.submit.supervisor_plan import survival_text
 
 SUPERVISOR = Path(checkpoints.__file__).with_name("supervisor.py")
@@ -56,8 +59,8 @@ class Job:
         (self.bin / "queue").write_text("")
         prepared = prepare("tiny_cpu", ["checkpoint={dir: ckpt, interval: 5}", "train.iterations=20", *choices])
         cluster = profile or Cluster()
-        job = plan_run(prepared, cluster, self.run, SbatchScheduler())
-        text = survival_text(prepared.loaded, prepared.args, cluster, job, SbatchScheduler().capabilities)
+        job = plan_run(prepared, cluster, self.run, SlurmScheduler())
+        text = survival_text(prepared.loaded, prepared.args, cluster, job, SlurmScheduler())
         assert text
         (self.run / "survive.json").write_text(text)
 
@@ -129,7 +132,7 @@ def test_an_attempt_begins_with_when_to_stop(job: Callable[..., Job]) -> None:
 
 @pytest.mark.parametrize("skew", [-1800, 1800])
 def test_a_clock_that_differs_from_slurms_changes_nothing(job: Callable[..., Job], skew: int) -> None:
-    """The times of Slurm's answers are those of a controller whose clock differs by half an hour."""
+    """Slurm's times come from a controller whose clock differs by half an hour."""
     start = time.time() - skew
     times = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start + s)) for s in (0, 3600)]
     begun = job().begin(TIMES=" ".join(times))
@@ -459,7 +462,7 @@ def test_a_run_that_was_cancelled_does_not_begin(job: Callable[..., Job]) -> Non
     assert (begun.returncode, begun.stdout) == (75, "")
 
 
-def test_a_job_that_slurm_started_again_goes_on_from_the_checkpoint(job: Callable[..., Job]) -> None:
+def test_a_job_that_slurm_requeued_continues_from_the_checkpoint(job: Callable[..., Job]) -> None:
     one = job("survive.attempts=2")
     one.begin()
     one.reach(10)
@@ -517,9 +520,9 @@ def test_a_job_that_never_gets_to_save_is_not_started_for_good(job: Callable[...
     assert one.record["stopped"].startswith("interrupted: 50 attempts without a newer checkpoint; save more often")
 
 
-def test_a_disk_that_takes_nothing_is_told_in_words(job: Callable[..., Job]) -> None:
+def test_a_disk_that_refuses_writes_is_reported(job: Callable[..., Job]) -> None:
     one = job("survive.attempts=2")
-    (one.run / ".attempts.json.new").mkdir()  # stands for a disk that refuses: also root cannot write it
+    (one.run / ".attempts.json.new").mkdir()  # like a full disk: root cannot write it either
     begun = one.begin()
     assert (begun.returncode, begun.stdout) == (75, "")
     assert "the run stops here" in begun.stderr and "Traceback" not in begun.stderr
@@ -573,7 +576,8 @@ def test_what_was_there_at_the_start_stays_until_a_newer_one_is_whole(
 
     monkeypatch.setattr(hang_watchdog.time, "sleep", between_looks)
     with pytest.raises(Looked):
-        hang_watchdog.watch(one.run / "logs" / "5-0.log", folder, "5", {}, None, 2, Actions.of_plan({}))
+        scheduler = JobScheduler("5", one.run, {}, {})
+        hang_watchdog.watch(one.run / "logs" / "5-0.log", folder, scheduler, None, 2, Actions.of_plan({}))
     assert seen == [[2, 3, 5], [2, 3, 5], [2, 3, 5], [5, 10], [5, 10]]
 
 
@@ -633,6 +637,7 @@ def test_damaged_records_end_in_a_sentence(job: Callable[..., Job], content: str
     (one.run / "survive.json").write_text(content)
     for done in (one.begin(), one.supervisor("unpickle", "5-0"), one.end(1)):
         assert done.returncode and "survive.json is damaged" in done.stderr and "Traceback" not in done.stderr
+        assert f"`fp8launch submit {one.run} --set checkpoint.load=FOLDER`" in done.stderr
 
 
 # As Megatron's rerun_state_machine.py words it.
@@ -738,3 +743,89 @@ def test_without_actions_nothing_is_skipped(job: Callable[..., Job]) -> None:
     assert one.supervisor("skip").stdout == ""
     assert one.end(1, NAN_STOP).returncode == 1
     assert one.record["attempts"][0]["cause"] == "nan"
+
+
+SLOW = SlowNode("node2", 250.0, 2.5, 2.5, 1, 1.0, 101, 200, (12, 30))
+ASKED = "0: [exiting program after receiving SIGTERM.] datetime: now\n"
+
+
+def slowed(begin: int = 101, count: int = 60) -> str:
+    """The log of 160 iterations that node2 slows from `begin` on."""
+    lines = []
+    for i in range(1, begin + count):
+        late = i >= begin
+        lines.append(f"0:  iteration {i:8d}/     500 | elapsed time per iteration (ms): {250.0 if late else 100.0} |")
+        if i % 5 == 0:
+            times = {"node1": 12.0 + i % 3 / 10, "node2": 30.0 if late else 12.5}
+            lines.append("0: fp8launch-nodes: " + json.dumps({"v": 1, "first": i - 4, "last": i, "forward_ms": times}))
+    return "\n".join(lines) + "\n"
+
+
+def test_a_training_that_left_a_slow_node_continues_without_it(job: Callable[..., Job]) -> None:
+    one = job("health.actions={slow-node: exclude}", "resources.nodes=2")
+    one.begin()
+    one.reach(10)
+    done = one.end(0, slowed() + record_of(SLOW) + "\n" + ASKED)
+    assert done.returncode == 0, done.stderr
+    [first] = one.record["attempts"]
+    assert (first["cause"], first["counts"], first["node"]) == ("slow-node", False, "node2")
+    assert first["slow_node"] == {**SLOW.as_json(), "excluded": True}
+    assert SLOW.sentence in first["then"] and "without node2, and this one does not count" in first["then"]
+    assert "--comment=fp8launch:run.1 --exclude=node2" in one.calls
+    # It is in use again, because there are no others.
+    one.begin("77-0")
+    one.reach(15)
+    one.end(0, slowed() + LEFT, "77-0")
+    assert "excluded" not in one.record["attempts"][1]["slow_node"]
+
+
+@pytest.mark.parametrize("action", ["exclude", "exclude-later"])
+def test_an_attempt_that_ended_for_another_reason_is_followed_by_one_without_the_slow_node(
+    job: Callable[..., Job], action: str
+) -> None:
+    one = job(f"health.actions={{slow-node: {action}}}", "resources.nodes=2", "survive.attempts=3")
+    one.begin()
+    one.reach(10)
+    one.end(0, slowed() + LEFT)
+    [first] = one.record["attempts"]
+    assert (first["cause"], first["counts"], first["slow_node"]["node"]) == ("time-limit", True, "node2")
+    assert first["then"] == "time-limit: another attempt follows, 1 of 3 used; without node2, which was slow"
+    assert one.record["excluded"] == ["node2"] and "--exclude=node2" in one.calls
+
+
+def test_without_an_action_a_slow_node_is_only_recorded(job: Callable[..., Job]) -> None:
+    one = job("resources.nodes=2", "survive.attempts=3")
+    one.begin()
+    one.reach(10)
+    done = one.end(0, slowed() + LEFT)
+    assert one.record["attempts"][0]["slow_node"]["node"] == "node2" and one.record["excluded"] == []
+    assert "node2 slows the run from iteration 101 on" in done.stderr and "scontrol requeue 5" in one.calls
+
+
+def test_a_node_that_is_not_of_this_job_is_not_blamed(job: Callable[..., Job]) -> None:
+    one = job("health.actions={slow-node: exclude}", "resources.nodes=2", "survive.attempts=3")
+    one.begin()
+    one.reach(10)
+    one.end(0, slowed().replace("node2", "node7") + LEFT)
+    assert "slow_node" not in one.record["attempts"][0] and one.record["excluded"] == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "leaves"),
+    [("node1 allocated\nnode3 idle\n", True), ("node1 allocated\nnode3 allocated\nnode4 idle~\n", False), ("", False)],
+)
+def test_a_training_leaves_a_slow_node_only_for_an_idle_one(job: Callable[..., Job], nodes: str, leaves: bool) -> None:
+    one = job("health.actions={slow-node: exclude}", "resources.nodes=2")
+    one.begin()
+    (one.bin / "squeue").write_text("#!/bin/sh\necho 5.batch 5.0\n")
+    log = one.run / "logs" / "5-0.log"
+    log.write_text(slowed(count=200))
+    watch = subprocess.Popen(**one.call("watch", NODES=nodes), stdout=subprocess.PIPE)
+    try:
+        wait_for(lambda: ("scancel --signal=TERM 5.0" if leaves else "sinfo -h") in one.calls)
+        recorded = recorded_in(log.read_text())
+        assert (recorded is not None and recorded.node == "node2") == leaves
+        assert ("scancel" in one.calls) == leaves
+    finally:
+        watch.kill()
+        watch.communicate()

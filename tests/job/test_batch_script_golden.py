@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from fp8launch.cluster.profile import Cluster, load_cluster
-from fp8launch.job.batch_script import batch_script, local_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import prepare
 from fp8launch.resources import pack_folder
+from fp8launch.schedulers.local import local_script
+from fp8launch.schedulers.slurm.batch_script import batch_script
 
 PLAIN = Cluster(name="plain", python="/opt/venv/bin/python")
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from script_harness import Call, Harness
 
 from fp8launch.engines.base import Entry
-from fp8launch.job.batch_script import batch_script, local_script
-from fp8launch.job.job import Container, Job, Mount
+from fp8launch.job.job import Container, Job, Mount, Resources
 from fp8launch.megatron.arguments import Argument
+from fp8launch.schedulers.local import local_script
+from fp8launch.schedulers.slurm.batch_script import batch_script
 
 CODE = "a run/code/fp8launch/injob/rank"
 ROOT = Path(__file__).parents[2]
@@ -49,8 +50,8 @@ def harness() -> Iterator[Callable[..., Harness]]:
 
 def job(harness: Harness, **changes: object) -> Job:
     plain = Job(
-        name="r", description="", folder=str(harness.work / "a run"), nodes=2, processes_per_node=2, mode="srun",
-        python=harness.python,
+        name="r", description="", folder=str(harness.work / "a run"), resources=Resources(nodes=2, tasks_per_node=2),
+        processes_per_node=2, mode="srun", python=harness.python,
     )  # fmt: skip
     return replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -119,7 +120,7 @@ def test_environment_and_arguments_on_this_machine(
     place = harness()
     call = one_call(
         place,
-        local_script(job(place, nodes=1, environment=tuple(env.items()), arguments=one_flag(words))),
+        local_script(job(place, resources=Resources(), environment=tuple(env.items()), arguments=one_flag(words))),
     )
     assert {name: call.environment[name] for name in env} == env
     assert call.argv == [
@@ -137,7 +138,9 @@ def test_a_program_with_an_equals_sign_in_its_path_is_no_variable(harness: Calla
     folder = place.bin / "a=b"
     folder.mkdir()
     (place.bin / "a python").rename(folder / "a python")
-    call = one_call(place, local_script(job(place, nodes=1, python=f"{folder}/a python", environment=(("X_A", "1"),))))
+    call = one_call(
+        place, local_script(job(place, resources=Resources(), python=f"{folder}/a python", environment=(("X_A", "1"),)))
+    )
     assert call.argv[0] == "a python"
     assert call.environment["X_A"] == "1"
 
@@ -218,7 +221,10 @@ def test_the_exit_status_is_the_training_s_and_is_kept(
     harness: Callable[..., Harness], status: int, kind: Callable[[Job], str]
 ) -> None:
     place = harness(status)
-    assert place.run(kind(job(place, nodes=1)), SLURM_RESTART_COUNT="3", FP8LAUNCH_START="3").status == status
+    assert (
+        place.run(kind(job(place, resources=Resources())), SLURM_RESTART_COUNT="3", FP8LAUNCH_START="3").status
+        == status
+    )
     assert (place.work / "a run/logs/4242-3.exit").read_text() == f"{status}\n"
 
 
@@ -231,7 +237,8 @@ def test_all_processes_meet_at_the_first_node(harness: Callable[..., Harness]) -
 
 def test_torchrun_mode_starts_one_process_per_node(harness: Callable[..., Harness]) -> None:
     place = harness()
-    call = one_call(place, batch_script(job(place, mode="torchrun", cpus_per_task=6, mpi="none")))
+    resources = Resources(nodes=2, cpus_per_task=6, options={"mpi": "none"})
+    call = one_call(place, batch_script(job(place, mode="torchrun", resources=resources)))
     assert call.argv[-4:] == [
         place.python,
         f"{place.work}/{CODE}/node.py",
@@ -293,21 +300,12 @@ def test_sbatch_reads_option_values_as_they_were_written(value: str, tmp_path: P
         "ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nAuthType=auth/none\nCredType=cred/none\n"
         "NodeName=a\nPartitionName=p Nodes=a\n"
     )
-    options = (("job-name", "r"), ("comment", value), ("output", f"{tmp_path}/a b/slurm-%j.out"), ("exclusive", None))
-    script = batch_script(
-        Job(
-            "r",
-            "",
-            str(tmp_path),
-            1,
-            1,
-            "srun",
-            "python3",
-            (),
-            slurm=options,
-            environment=(("X", "#SBATCH --comment=no"),),
-        )
-    )
+    options = {"comment": value, "output": f"{tmp_path}/a b/slurm-%j.out"}
+    resources = Resources(exclusive=True, options={"options": options})
+    one = Job(
+        "r", "", str(tmp_path), resources, 1, "srun", "python3", environment=(("X", "#SBATCH --comment=no"),)
+    )  # fmt: skip
+    script = batch_script(one)
     process = subprocess.Popen(
         ["sbatch", "-vvv", "--test-only"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
         env={"PATH": os.environ["PATH"], "SLURM_CONF": str(tmp_path / "slurm.conf")}, cwd=tmp_path,
@@ -325,5 +323,8 @@ def test_sbatch_reads_option_values_as_they_were_written(value: str, tmp_path: P
     process.stderr.close()
     mark = 'Found in script, argument "'
     found = [line.partition(mark)[2].removesuffix('"') for line in lines if mark in line]
-    assert found == ["--job-name=r", f"--comment={value}", f"--output={tmp_path}/a b/slurm-%j.out", "--exclusive"]
+    assert found == [
+        "--job-name=r", "--nodes=1", "--ntasks-per-node=1", "--exclusive", f"--output={tmp_path}/a b/slurm-%j.out",
+        "--open-mode=append", f"--comment=fp8launch:{tmp_path.name} {value}",
+    ]  # fmt: skip
     assert not (tmp_path / "canary").exists()

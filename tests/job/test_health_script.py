@@ -73,7 +73,7 @@ def test_a_well_node_is_one_line(tmp_path: Path) -> None:
         ("nvlink", "GPU 3: NVIDIA H200\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>", "GPU 3: 1 of 2 NVLinks down"),
     ],
 )
-def test_a_fault_is_told(tmp_path: Path, key: str, answer: str, says: str) -> None:
+def test_a_fault_is_reported(tmp_path: Path, key: str, answer: str, says: str) -> None:
     bins = programs(tmp_path / "bin", nvidia_smi=nvidia_smi({**WELL, key: answer}), dmesg="true")
     done = look(bins, *EASY, "--gpus=4")
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def test_a_fault_is_told(tmp_path: Path, key: str, answer: str, says: str) -> No
     assert done.stdout.count("\n") == 1 and ";" not in done.stdout
 
 
-def test_a_gpu_that_fell_off_the_bus_is_told(tmp_path: Path) -> None:
+def test_a_gpu_that_fell_off_the_bus_is_reported(tmp_path: Path) -> None:
     log = "NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus."
     bins = programs(tmp_path / "bin", nvidia_smi=nvidia_smi(WELL), dmesg=f"echo '{log}'; echo '{log}'")
     done = look(bins, *EASY)
@@ -97,14 +97,14 @@ def test_older_drivers_skip_what_they_do_not_know(tmp_path: Path) -> None:
     assert done.stdout == f"n1: ok, skipped: {'; '.join(skipped)}\n"
 
 
-def test_a_gpu_that_hangs_its_own_tool_is_told(tmp_path: Path) -> None:
+def test_a_gpu_that_hangs_nvidia_smi_is_reported(tmp_path: Path) -> None:
     bins = programs(tmp_path / "bin", nvidia_smi="exit 124", dmesg="true")
     done = look(bins, *EASY)
     assert (done.returncode, done.stdout) == (1, "n1: bad: nvidia-smi fails: no answer in 10 s\n")
 
 
 @pytest.mark.parametrize("option", ["--memory=100000", "--shm=100000", "--tmp=10000000"])
-def test_what_a_node_lacks_is_told_with_what_is_wanted(option: str) -> None:
+def test_a_shortage_is_reported_with_the_requirement(option: str) -> None:
     done = look(None, *(o for o in EASY if o.split("=")[0] != option.split("=")[0]), option)
     assert done.returncode == 1
     assert f"GiB, wants {option.split('=')[1]}" in done.stdout

@@ -1,4 +1,4 @@
-"""What each container runtime is told, and what is found missing before a job is submitted."""
+"""The options for each container runtime, and missing files that are found before submission."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_file_is_given_by_its_absolute_path(
     assert found.samefile(home / "x.sqsh")
 
 
-def test_a_missing_file_is_told_before_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_reported_before_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     problem = only(refused(image_for, "x.sqsh", "pyxis", Cluster(), "r.yaml:7", exit_code=3))
     assert (problem.code, problem.where) == ("image-missing", "r.yaml:7")
@@ -126,7 +126,7 @@ def test_a_mount_that_cannot_be_read(write: Write, mount: str) -> None:
     assert str(problem.where).endswith("r.yaml:4")
 
 
-def test_a_missing_source_is_told_before_submission(write: Write) -> None:
+def test_a_missing_source_is_reported_before_submission(write: Write) -> None:
     problem = only(refused(planned, write, "[/no/such/folder]", exit_code=3))
     assert problem.code == "mount-missing"
     planned(write, "[/no/such/folder]", check=False)

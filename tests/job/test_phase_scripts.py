@@ -13,10 +13,11 @@ import pytest
 from support import only, refused
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.job.batch_script import batch_script, local_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.schedulers.local import local_script
+from fp8launch.schedulers.slurm.batch_script import batch_script
 
 RECIPE = """
 extends: [tiny_cpu]
@@ -60,6 +61,7 @@ def test_common_and_own_arguments_are_each_phase_s_list(prepared: Prepared) -> N
     assert [dict(own.environment).get("SOME") for own in planned.phases] == ["outer", "the body's; $(date)", None]
 
 
+@pytest.mark.needs_plugin("measure")
 def test_every_phase_has_its_iteration_profiled(write: Callable[[str, str], str]) -> None:
     planned = job(prepare(write("r.yaml", RECIPE + "launch: {profile_iteration: 5}\n")), Path("/r/x"))
     found = [dict(own.environment)["FP8LAUNCH_PROFILE_ITERATION"] for own in planned.phases]

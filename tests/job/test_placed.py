@@ -27,21 +27,21 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, object]]] = {
 }
 
 
-def planned(name: str, folder: Path) -> tuple[Job, Cluster]:
+def planned(name: str, folder: Path) -> Job:
     recipe, overrides, profile = CASES[name]
     run, cluster = prepare(recipe, overrides), Cluster.model_validate(profile)
-    return plan(run, cluster, folder, runtime="pyxis", check_paths=False), cluster
+    return plan(run, cluster, folder, runtime="pyxis", check_paths=False)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_placed_is_as_planned_there(name: str) -> None:
-    job, cluster = planned(name, UNPLACED)
-    there, _ = planned(name, FOLDER)
-    assert placed(job, FOLDER, cluster) == there
-    assert str(UNPLACED) not in repr(placed(job, FOLDER, cluster))
+    job = planned(name, UNPLACED)
+    there = planned(name, FOLDER)
+    assert placed(job, FOLDER) == there
+    assert str(UNPLACED) not in repr(placed(job, FOLDER))
 
 
 def test_a_folder_that_slurm_would_read_otherwise() -> None:
-    job, cluster = planned("one attempt", UNPLACED)
+    job = planned("one attempt", UNPLACED)
     with pytest.raises(UserError, match="special meaning"):
-        placed(job, Path("/runs/100%"), cluster)
+        placed(job, Path("/runs/100%"))

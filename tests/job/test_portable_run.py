@@ -13,20 +13,21 @@ import pytest
 from script_harness import Harness, Outcome
 from support import only, refused
 
-from fp8launch.cli.names import recipe_named
 from fp8launch.engines.base import Entry
-from fp8launch.job.batch_script import batch_script
-from fp8launch.job.job import Container, Job
+from fp8launch.job.job import Container, Job, Resources
 from fp8launch.megatron.arguments import Argument
-from fp8launch.report.run_data import run_from_folder
+from fp8launch.report.read_run import run_from_folder
+from fp8launch.rundir.names import recipe_named
 from fp8launch.rundir.registry import all_runs, find_run, job_ids, need_mine
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers import of_run
+from fp8launch.schedulers.slurm.batch_script import batch_script
 from fp8launch.submit.resume import resume
 
 ROOT = Path(__file__).parents[2]
 PLAIN = Job(
-    name="tiny", description="", folder=None, nodes=1, processes_per_node=2, mode="srun", python="python3",
+    name="tiny", description="", folder=None, resources=Resources(tasks_per_node=2), processes_per_node=2, mode="srun",
+    python="python3",
     arguments=(Argument("lr", ("--lr", "0.01")), Argument("swiglu", ("--swiglu",))), environment=(("X_A", "a b"),),
     gpu="h100", megatron="0.19.2", recipe_digest="ab12",
 )  # fmt: skip
@@ -54,7 +55,7 @@ def test_the_manifest_is_read_as_that_of_any_run(place: Harness, monkeypatch: py
     assert manifest["secrets"] == ["X_TOKEN"]
     assert manifest["slurm"] == {"job-name": "other"}
     data = run_from_folder(run)
-    assert data.world == 8
+    assert data.setup.world_size == 8
     assert data.command == "sbatch tiny.sbatch"
     expected = {"nodes": 2, "recipe": "tiny", "lr": 0.01, "swiglu": True, "env X_A": "a b", "gpu": "h100"}
     assert {name: data.facts[name] for name in expected} == expected
@@ -214,7 +215,7 @@ def test_what_needs_the_launcher_s_record_says_so(place: Harness) -> None:
     run = RunFolder(place.work / RUN)
     problem = only(refused(resume, run, of_run(run), exit_code=1))
     assert problem.code == "plain-sbatch"
-    assert "was started by sbatch" in problem.message
+    assert "was started from a portable script" in problem.message
     assert "--load" in str(problem.fix)
     problem = only(refused(recipe_named, str(run.path)))
     assert problem.code == "plain-sbatch"

@@ -102,7 +102,7 @@ def test_a_log_of_anything_is_read_in_time(tmp_path: Path, unit: str, width: int
 
 
 def distinct(i: int) -> str:
-    """Lines that are all different: each has a label, a loss and a layout of its own."""
+    """Lines that are all different: each has its own label, loss and layout."""
     return f" iteration {i}/ 9 | elapsed time per iteration (ms): 1.0 | x{i} loss: {i}.0 |" + " y: 1 |" * (i % 50)
 
 
@@ -152,13 +152,13 @@ def test_an_iteration_at_the_end_of_a_long_line_is_read(tmp_path: Path, before: 
     log = tmp_path / "a.log"
     rows = [before + ITERATION.format(i) for i in range(1, 9)]
     log.write_text("\n".join(rows))
-    assert parse_paths([log]).lines == 8
+    assert parse_paths([log]).training.lines == 8
 
 
 def test_many_records_in_one_line_are_all_read(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("".join(ITERATION.format(i) for i in range(1, 101)))
-    assert parse_paths([log]).iteration_last == 100
+    assert parse_paths([log]).training.iteration_last == 100
 
 
 def test_a_long_argument_is_whole(tmp_path: Path) -> None:
@@ -167,5 +167,5 @@ def test_a_long_argument_is_whole(tmp_path: Path) -> None:
     rows = [DUMP, f"  data_path {'.' * 39} {blend}", f"  num_layers {'.' * 38} 4", DUMP_END, ITERATION.format(1)]
     log.write_text("\n".join(rows))
     report = parse_paths([log])
-    assert report.argument_dump["data_path"] == blend
-    assert report.arguments["num_layers"] == 4
+    assert report.setup.dump["data_path"] == blend
+    assert report.setup.arguments["num_layers"] == 4

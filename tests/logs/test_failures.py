@@ -13,12 +13,12 @@ from support import log_text
 from support_logs import DATA, REAL, dump, line
 
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
-from fp8launch.injob.supervisor.failures import NEEDLES, find_failure, traceback_of
+from fp8launch.injob.supervisor.failures import NEEDLES, read_ending, traceback_of
 from fp8launch.logs import read_log
 
 
 def cause(*lines: str) -> str | None:
-    found = find_failure(enumerate(lines))
+    found = read_ending(enumerate(lines)).failure
     return found.code if found else None
 
 
@@ -89,7 +89,7 @@ def test_a_rank_of_torchrun_that_was_killed_is_the_cause_of_what_its_peers_repor
         "1: E1122 15:19:19.243000 1376 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) "
         "local_rank: 1 (pid: 1523) of binary: /usr/bin/python",
     ]
-    found = find_failure(enumerate(lines[at] for at in order))
+    found = read_ending(enumerate(lines[at] for at in order)).failure
     assert found and (found.code, found.source) == ("killed", lines[2])
 
 
@@ -166,7 +166,7 @@ def test_a_memory_error_that_hung_the_job_until_its_limit_is_the_cause() -> None
 
 
 def test_an_assertion_without_text_is_told_by_its_place() -> None:
-    found = find_failure(
+    found = read_ending(
         enumerate(
             [
                 "[rank0]: Traceback (most recent call last):",
@@ -175,14 +175,14 @@ def test_an_assertion_without_text_is_told_by_its_place() -> None:
                 "[rank0]: AssertionError",
             ]
         )
-    )
+    ).failure
     assert found is not None
     assert found.code == "bad-arguments"
     assert "validate_args" in found.message
 
 
 def test_interleaved_tracebacks_are_kept_apart() -> None:
-    found = find_failure(
+    found = read_ending(
         enumerate(
             [
                 "0: Traceback (most recent call last):",
@@ -193,7 +193,7 @@ def test_interleaved_tracebacks_are_kept_apart() -> None:
                 "0: AssertionError: tensor parallel size is wrong",
             ]
         )
-    )
+    ).failure
     assert found is not None
     assert (found.code, found.offset) == ("bad-arguments", 5)
 
@@ -253,7 +253,7 @@ def test_slurms_announcement_counts_although_iterations_follow(tmp_path: Path) -
     assert (failure.code, failure.line) == ("time-limit", 3)
 
 
-def test_a_traceback_is_told_from_those_of_other_ranks() -> None:
+def test_a_traceback_is_separated_from_other_ranks() -> None:
     head = "Traceback (most recent call last):"
     lines = [
         f"[rank1]: {head}", f"[rank0]: {head}",
@@ -263,5 +263,5 @@ def test_a_traceback_is_told_from_those_of_other_ranks() -> None:
     assert traceback_of(lines, lines[4]) == [head, '  File "a.py", line 1, in one', "ValueError: first"]
     assert traceback_of(lines, lines[5]) == [head, '  File "b.py", line 2, in two', "ValueError: second"]
     assert traceback_of(lines, "[rank2]: ValueError: third") == []
-    # A line that follows a finished traceback is none of its own.
+    # A line after a finished traceback does not belong to it.
     assert traceback_of([*lines, "[rank0]: CUDA error: x"], "[rank0]: CUDA error: x") == []

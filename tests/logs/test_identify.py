@@ -44,7 +44,7 @@ def test_a_log_without_iterations_says_what_it_is_and_what_is_expected(tmp_path:
     path = tmp_path / "some.log"
     path.write_bytes(data)
     report = parse_paths([path])
-    assert report.iterations == 0
+    assert report.training.iterations == 0
     notes = [note for note in report.notes if note.startswith("some.log: ")]
     assert len(notes) == 1 and found in notes[0]
     assert "elapsed time per iteration (ms)" in notes[0]

@@ -33,7 +33,7 @@ def records(table: IterationTable) -> list[Iteration]:
 
 
 def slow_way(data: bytes) -> list[Iteration]:
-    """Each line by itself, which is what the block reader must agree with."""
+    """Read line by line: the reference for the block reader."""
     return [r for raw in data.split(b"\n") for r in parse_iterations(raw.decode("utf-8", "replace"))]
 
 

@@ -1,4 +1,4 @@
-"""A node without user namespaces: what Charliecloud prints there is told by its cause, not as a full disk."""
+"""A node without user namespaces: Charliecloud's message is reported by its cause, not as a full disk."""
 
 from __future__ import annotations
 

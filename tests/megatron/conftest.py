@@ -10,30 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_sites import megatron_site
+from megatron_sites import minor as minor
+from megatron_sites import site as site
 
-from fp8launch.megatron import validators
-from fp8launch.megatron.schema import supported_versions
-
-
-@pytest.fixture(params=supported_versions(), scope="session")
-def minor(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="session")
-def site(minor: str) -> Path:
-    return megatron_site(minor)
+from fp8launch.plugins.validators import verdicts
 
 
 class Parser:
-    """Megatron's own parser in a process of its own: an argument list in, what it made of it out."""
+    """Megatron's parser in a separate process: takes an argument list, returns the parsed values."""
 
     def __init__(self, site: Path) -> None:
-        command = [sys.executable, "-I", str(validators._WORKER), str(site)]
+        command = [sys.executable, "-I", str(verdicts._WORKER), str(site)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout
-        assert self.process.stdout.readline().strip() == validators.READY
+        assert self.process.stdout.readline().strip() == verdicts.READY
 
     def __call__(self, argv: list[str]) -> dict[str, Any]:
         request = {

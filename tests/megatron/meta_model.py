@@ -19,7 +19,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 
 class _Kernels(types.ModuleType):
-    """Stands for the one module of Megatron-Core that imports triton at its top."""
+    """Replaces the only module of Megatron-Core that imports triton at its top."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

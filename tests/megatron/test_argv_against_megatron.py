@@ -9,9 +9,9 @@ from flag_values import value_mappings, wild_argv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fp8launch.megatron.argv import emit_argv, parse_argv
-from fp8launch.megatron.flag_problems import check_values
+from fp8launch.megatron.flag_problems import check_values, emit_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema
+from fp8launch.plugins.importer.argv import parse_argv
 
 Parse = Callable[[list[str]], dict[str, Any]]
 SETTINGS = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

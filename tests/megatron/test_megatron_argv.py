@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fp8launch.diagnostics import UserError
 from fp8launch.megatron.arguments import as_parsed, emit_arguments
-from fp8launch.megatron.argv import emit_argv, parse_argv
-from fp8launch.megatron.flag_problems import check_values
+from fp8launch.megatron.flag_problems import check_values, emit_argv
 from fp8launch.megatron.schema import load_schema, supported_versions
+from fp8launch.plugins.importer.argv import parse_argv
 
 SCHEMA = load_schema("0.19")
 

@@ -16,12 +16,12 @@ import pytest
 from support import as_megatron_parses, published_arguments
 
 from fp8launch.megatron.architecture import architecture, division, stages
-from fp8launch.megatron.argv import parse_argv
 from fp8launch.megatron.model_arithmetic import parse_layout
 from fp8launch.megatron.parameters import parameters
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.attributes import of_recipe
 from fp8launch.plugins.bridge.index import find
+from fp8launch.plugins.importer.argv import parse_argv
 from fp8launch.plugins.importer.shell_interpreter import read_list
 
 HERE = Path(__file__).parent
@@ -172,7 +172,7 @@ def random_case(seed: int) -> tuple[dict[str, object], dict[str, Any]]:
     layers = pp * pick.choice([2, 4])
     virtual = pick.choice([1, 2]) if pp > 1 else 1
     moe = pick.random() < 0.5
-    # Megatron's own layers divide the down projections of latent attention, those of Transformer Engine do not.
+    # Megatron's own layers shard the down projections of latent attention, Transformer Engine's layers do not.
     latent = pick.random() < 0.3 and tp == 1
     ep = pick.choice([1, 2]) if moe else 1
     etp = pick.choice([1, tp]) if moe else 1

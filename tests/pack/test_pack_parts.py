@@ -12,7 +12,7 @@ from pack_support import HEADLINE, PACK, STUDIES, runs, verdicts
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.images import catalogue
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.hardware.quantization import precision_names
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.parameters import parameters
 from fp8launch.recipe.load import load_recipe
@@ -55,7 +55,7 @@ def test_a_model_names_its_source(model: str) -> None:
 def test_any_model_goes_with_any_precision(write: Callable[[str, str], str]) -> None:
     prepared = []
     for model in MODELS:
-        for precision in PRECISIONS:
+        for precision in precision_names():
             hardware = "hardware/b200" if precision in BLACKWELL_ONLY else "hardware/h100"
             parts = [f"models/{model}", "parts/pretrain", f"precision/{precision}", hardware, "images/nemo_26_06"]
             if "num_experts" in load_recipe(write("model.yaml", recipe_of(parts))).recipe.model:
@@ -105,8 +105,8 @@ def test_precision_is_what_its_name_says(file: Path) -> None:
 
 
 def test_low_precision_states_meet_only_the_scaling_that_trains_them() -> None:
-    """Seen on H200 (Megatron 0.19.2, TE 2.20.2), all past the validators: with FP8 weights, an fp32 master copy and
-    states below fp32 die in the first step of delayed scaling, an FP16 master copy in that of any other scaling."""
+    """Seen on H200 (Megatron 0.19.2, TE 2.20.2), after the validators had passed: with FP8 weights, an fp32 master
+    copy and states below fp32 fail in the first step of delayed scaling, an FP16 master copy with other scalings."""
     for file in [*HEADLINE, *STUDIES]:
         for run in runs(file):
             values = run.args.values

@@ -9,17 +9,17 @@ import pytest
 from pack_support import HEADLINE, PACK, PEERS, STUDIES, name_of, runs, verdicts
 
 from fp8launch.check.checker import check_all
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.hardware.quantization import precision_names
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.flops import flops_per_token
 from fp8launch.megatron.schema import supported_versions
-from fp8launch.megatron.validators import MegatronVerdict
+from fp8launch.plugins.validators.verdicts import MegatronVerdict
 from fp8launch.recipe.load import load_recipe
 
 
 @pytest.fixture(scope="module")
 def answers() -> dict[Path, list[tuple[Prepared, MegatronVerdict]]]:
-    """Megatron's verdicts on all runs of the pack, asked for at once because each Megatron takes a while to import."""
+    """Megatron's verdicts on all runs of the pack, requested together because each Megatron takes a while to import."""
     prepared = [(file, run) for file in [*HEADLINE, *STUDIES] for run in runs(file)]
     found: dict[Path, list[tuple[Prepared, MegatronVerdict]]] = {}
     for (file, run), verdict in zip(prepared, verdicts([run for _, run in prepared]), strict=True):
@@ -89,13 +89,14 @@ def test_nothing_needs_a_tokenizer_of_its_own() -> None:
         assert (args.get("tokenizer_type"), args.get("tokenizer_model")) == ("NullTokenizer", None)
 
 
+@pytest.mark.needs_plugin("accelerate")
 def test_every_part_is_used_or_offered() -> None:
     """A part that no recipe extends must be one that a user picks: a model, a piece of hardware, data, a long run."""
     used = {file for recipe in [*HEADLINE, *PEERS, *STUDIES] for file in load_recipe(str(recipe)).files}
     parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(PEERS) - set(STUDIES)
     offered = {"models/gpt_oss_20b", "models/kimi_k2", "data/mock", "data/indexed_example", "moe/layer_graphs"}
     # `--set precision.recipe=...` picks any of these.
-    chosen = {f"precision/{name}" for name in PRECISIONS}
+    chosen = {f"precision/{name}" for name in precision_names()}
     assert {name_of(part) for part in parts - used} - chosen == offered
 
 
@@ -110,11 +111,18 @@ def test_phases_follow_one_schedule() -> None:
     assert common[0]["train_iters"] == 1000
 
 
-def test_check_finds_nothing_wrong() -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param([*HEADLINE, *STUDIES], id="pack"),
+        pytest.param(PEERS, id="peers", marks=pytest.mark.needs_plugin("accelerate")),
+    ],
+)
+def test_check_finds_nothing_wrong(files: list[Path]) -> None:
     """All layers but the machine's, on every run. A warning that stays must be one that the recipe's notes explain."""
     # The second: ZeRO 1, by the memory of Megatron's distributed optimizer.
     explained = {("llama8b_fp8", "tight-memory"), ("peer_zero_stages", "tight-memory")}
-    prepared = [run for file in [*HEADLINE, *PEERS, *STUDIES] for run in runs(file)]
+    prepared = [run for file in files for run in runs(file)]
     results = check_all(prepared, layers=("schema", "rules", "memory"))
     # test_pack_advisories.py has the known bugs of Megatron.
     found = set()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pack_support import HEADLINE, PEERS, ROOT
+from pack_support import HEADLINE, PEERS, ROOT, case
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -21,12 +21,12 @@ from render_slurm import EXAMPLES, portable_script
 SLURM = ROOT / "slurm"
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE_FILES = [ROOT / "recipes" / f"{example}.yaml" for example in EXAMPLES]
-# A study has no script of its own, but a job for each of its points.
+# A study has no script, but a job for each of its points.
 OTHERS = [file for file in (*HEADLINE, *PEERS) if file not in EXAMPLE_FILES and file.stem != "zero_stages"]
 BY_HAND = ("array", "health", "nccl_check")
 
 
-@pytest.mark.parametrize("recipe", EXAMPLE_FILES, ids=lambda recipe: recipe.stem)
+@pytest.mark.parametrize("recipe", [case(file) for file in EXAMPLE_FILES], ids=lambda recipe: recipe.stem)
 def test_an_example_is_up_to_date(recipe: Path, shellcheck: Callable[[str], None]) -> None:
     name, text = portable_script(recipe)
     assert (SLURM / name).read_text(encoding="utf-8") == text, "run python tools/render_slurm.py"
@@ -34,7 +34,7 @@ def test_an_example_is_up_to_date(recipe: Path, shellcheck: Callable[[str], None
     shellcheck(text)
 
 
-@pytest.mark.parametrize("recipe", OTHERS, ids=lambda recipe: recipe.stem)
+@pytest.mark.parametrize("recipe", [case(file) for file in OTHERS], ids=lambda recipe: recipe.stem)
 def test_a_script_is_the_one_that_was_reviewed(
     recipe: Path, golden: Callable[[str, str], None], shellcheck: Callable[[str], None]
 ) -> None:
@@ -48,6 +48,7 @@ def test_a_script_written_by_hand_is_clean(name: str, shellcheck: Callable[[str]
     shellcheck((SLURM / f"{name}.sbatch").read_text(encoding="utf-8"))
 
 
+@pytest.mark.needs_plugin("accelerate")
 def test_no_script_is_left_over() -> None:
     examples = {portable_script(file)[0] for file in EXAMPLE_FILES}
     assert {path.name for path in SLURM.glob("*.sbatch")} == examples | {f"{name}.sbatch" for name in BY_HAND}

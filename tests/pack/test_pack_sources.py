@@ -77,7 +77,7 @@ def test_a_recipe_runs_what_its_figure_ran(file: Path) -> None:
 
 @pytest.mark.parametrize("file", HEADLINE, ids=name_of)
 def test_norms_leave_room_for_the_dispatcher(file: Path) -> None:
-    """20 multiprocessors beside DeepEP and HybridEP, else 16 (scripts/performance/perf_plugins.py of Bridge 0.5.0)."""
+    """20 multiprocessors with DeepEP and HybridEP, else 16 (scripts/performance/perf_plugins.py of Bridge 0.5.0)."""
     one = prepare(str(file))
     if one.loaded.recipe.resources.gpu == "cpu":
         return

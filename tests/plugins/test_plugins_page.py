@@ -1,4 +1,4 @@
-"""The plugin of docs/plugins.md, built into a wheel and installed into an environment of its own."""
+"""The plugin of docs/plugins.md, built into a wheel and installed into a separate environment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "venv" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
-    # fp8launch and its dependencies are those of this environment.
+    # fp8launch and its dependencies come from this environment.
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     there = [str(ROOT / "launchers"), sysconfig.get_path("purelib")]
     (packages / "fp8launch.pth").write_text("\n".join(there) + "\n")

@@ -30,6 +30,8 @@ def refused(name: str, *overrides: str) -> list[str | None]:
         ("resources.time=soon", 'write for example time: "01:30:00"'),
         ("launch.script=12", 'quote it: script: "12"'),
         ("batch.micro=2.5", "write micro: 2"),
+        ("batch.global=0.5", "write global: 1"),
+        ("data={kind: indexed, blend: [[0.7, /d/a], [0.3, /d/b]]}", "write blend: [0.7, /d/a, 0.3, /d/b]"),
         ("nodes=[]", "add an entry, or remove the list"),
     ],
 )

@@ -79,7 +79,7 @@ def test_the_place_of_what_is_missing_is_where_it_would_stand(write: Write) -> N
     assert places(loaded, "resources.time") == ["r.yaml:2"]
 
 
-def test_a_mistake_in_a_parent_is_told_with_the_parents_line(write: Write) -> None:
+def test_a_mistake_in_a_parent_is_reported_with_the_parents_line(write: Write) -> None:
     part = write("part.yaml", "model: {}\n\nresources:\n  nodes: none\n")
     problem = only(refused(load_recipe, write("r.yaml", "extends: part\nname: r\n")))
     assert problem.where == f"{part}:4"
@@ -113,12 +113,6 @@ def test_a_missing_parent_has_the_names_that_are_there(write: Write, parent: str
 def test_a_misspelt_extends_is_a_key_of_a_recipe(write: Write) -> None:
     problem = only(refused(load_recipe, write("r.yaml", "extend: [models/llama3_8b]\n")))
     assert problem.fix == "did you mean 'extends'?"
-
-
-def test_a_recipe_of_an_engine_is_named_by_keys_instead(write: Write) -> None:
-    problem = only(refused(load_recipe, write("r.yaml", "extends: [bridge:llama3_8b]\n")))
-    assert "only files can be extended" in problem.message
-    assert "write `engine: bridge` and `bridge: {recipe: llama3_8b}`" in (problem.fix or "")
 
 
 @pytest.mark.parametrize("value", ["7", "{a: b}", "[[x]]", "[1]", "true", "[null]"])
@@ -313,7 +307,7 @@ def test_a_set_without_the_right_form(write: Write, text: str) -> None:
         ("precision=bf16", "bad-value"),
     ],
 )
-def test_a_wrong_set_is_told_with_its_own_text(write: Write, text: str, code: str) -> None:
+def test_a_wrong_set_is_reported_with_its_text(write: Write, text: str, code: str) -> None:
     problems = refused(overridden, write, text)
     assert {(p.code, p.where) for p in problems} == {(code, f"--set {text}")}
 

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from support import only, refused
 
 from fp8launch.diagnostics import UserError
-from fp8launch.job.phases import Phase
-from fp8launch.job.prepared import prepare
-from fp8launch.job.resolved import resolved_yaml
+from fp8launch.job.prepared import Phase, prepare, resolved_yaml
 from fp8launch.recipe.sections import Phase as Section
 from fp8launch.submit.grid import Point, point_key
 
@@ -130,7 +128,7 @@ def test_a_change_of_recipe_leaves_nothing_of_the_old_one(phases: Callable[..., 
         (["phases={'a b': {}}"], "bad-value", "letters, digits, '_' or '-'"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_mistakes_are_reported(
     phases: Callable[..., tuple[Phase, ...]], overrides: list[str], code: str, words: str
 ) -> None:
     problem = only(refused(phases, THREE, *overrides))
@@ -144,7 +142,7 @@ def test_places_are_those_of_the_phase(phases: Callable[..., tuple[Phase, ...]])
     assert phases(THREE)[1].args.places["micro_batch_size"].endswith("r.yaml:8")
 
 
-def test_a_problem_of_all_phases_is_told_once(phases: Callable[..., tuple[Phase, ...]]) -> None:
+def test_a_problem_of_all_phases_is_reported_once(phases: Callable[..., tuple[Phase, ...]]) -> None:
     problem = only(refused(phases, THREE, "megatron.no_such_flag=1", exit_code=1))
     assert not problem.message.startswith("phase")
 

@@ -14,9 +14,9 @@ from support import log_text, real_logs, sitting
 from tests.support import only, refused
 
 from fp8launch.cli import run as command
-from fp8launch.cli.compare import read_runs
 from fp8launch.report.export import to_csv, to_markdown
-from fp8launch.report.run_facts import arguments_of, precision_of
+from fp8launch.report.named_runs import read_runs
+from fp8launch.report.read_run import arguments_of, precision_of
 
 LOGS = real_logs("runs")
 H200 = real_logs("h200")
@@ -27,8 +27,8 @@ class TestRealLogs:
     def test_fp8_over_bf16_on_four_h200(self) -> None:
         """By hand, from iterations 3 to 7: medians 5958.4 and 4317.8 ms, 32 x 8192 tokens over 4 GPUs."""
         found = of(*FOUR_GPUS)
-        bf16, fp8 = found.entries
-        assert (bf16.row.label, fp8.row.label) == ("bf16", "tensorwise")
+        bf16, fp8 = found.rows
+        assert (bf16.label, fp8.label) == ("bf16", "tensorwise")
         assert (bf16.step_time.median, fp8.step_time.median) == (5958.4, 4317.8)
         assert fp8.tokens.median == pytest.approx(32 * 8192 / 4 / 4.3178)
         assert fp8.tokens_total == pytest.approx(32 * 8192 / 4.3178)
@@ -47,16 +47,16 @@ class TestRealLogs:
         """The dumps differ in three arguments; the FP8 recipe's default and a flag that follows it are no news."""
         assert [(d.name, d.axis) for d in of(*FOUR_GPUS).differences] == [("precision", True)]
 
-    def test_a_folder_stands_for_its_logs(self) -> None:
+    def test_a_folder_is_read_as_its_logs(self) -> None:
         found = of(H200)
-        assert [e.row.label for e in found.entries] == ["bf16", "blockwise e4m3", "tensorwise"]
-        assert [round(e.speedup.value, 3) for e in found.entries] == [1, 1.145, 1.221]
+        assert [e.label for e in found.rows] == ["bf16", "blockwise e4m3", "tensorwise"]
+        assert [round(e.speedup.value, 3) for e in found.rows] == [1, 1.145, 1.221]
 
     def test_the_baseline_is_free(self) -> None:
         found = of(H200, baseline="tensorwise")
-        assert [round(e.speedup.value, 3) for e in found.entries] == [0.819, 0.938, 1]
+        assert [round(e.speedup.value, 3) for e in found.rows] == [0.819, 0.938, 1]
         by_run = of(H200, baseline="llama8b_4layers_tensorwise_1gpu")
-        assert [e.speedup.value for e in by_run.entries] == [e.speedup.value for e in found.entries]
+        assert [e.speedup.value for e in by_run.rows] == [e.speedup.value for e in found.rows]
         assert of(H200, baseline="fp8_recipe=tensorwise").baseline == "tensorwise"
 
     def test_unknown_baseline(self) -> None:
@@ -67,12 +67,12 @@ class TestRealLogs:
     def test_one_run_alone(self) -> None:
         found = of(FOUR_GPUS[0])
         assert found.valid
-        assert found.entries[0].speedup is None
-        assert found.entries[0].efficiency is None
+        assert found.rows[0].speedup is None
+        assert found.rows[0].efficiency is None
 
     def test_layouts_are_variants_and_the_other_model_is_refused(self) -> None:
         found = of(sitting("2026-11-20-layouts"), baseline="dp4_pg")
-        by_label = {e.row.label: e for e in found.entries}
+        by_label = {e.label: e for e in found.rows}
         assert {"tensorwise, CP 2", "tensorwise, TP 2, SP", "tensorwise, FSDP", "tensorwise, PP 2, VP 2"} <= set(
             by_label
         )
@@ -100,12 +100,12 @@ class TestStudies:
 
     def test_each_size_has_its_own_baseline(self, tmp_path: Path) -> None:
         found = of(self.study(tmp_path), gpu=None)
-        assert [(e.row.label, e.row.nodes) for e in found.entries] == [
+        assert [(e.label, e.nodes) for e in found.rows] == [
             (label, nodes) for label in ("bf16", FP8) for nodes in (1, 2, 4)
         ]
         assert found.valid
-        for entry, slower in zip(found.entries[3:], (1, 1.05, 1.1), strict=True):
-            assert entry.speedup.against == f"bf16, {entry.row.nodes} node{'s' * (entry.row.nodes > 1)}"
+        for entry, slower in zip(found.rows[3:], (1, 1.05, 1.1), strict=True):
+            assert entry.speedup.against == f"bf16, {entry.nodes} node{'s' * (entry.nodes > 1)}"
             assert entry.speedup.value == pytest.approx((1000 * slower + 2) / (700 * slower + 2))
             assert entry.speedup.interval.covers == "runs"
             assert entry.speedup.interval.method == "Welch t over 3 and 3 runs"
@@ -119,13 +119,13 @@ class TestStudies:
             for p, tp in (("bf16", 1), (FP8, 1), (FP8, 2))
         ]
         found = of(write_study(tmp_path, points), gpu=None)
-        assert [e.row.label for e in found.entries] == ["bf16", FP8, f"{FP8}, TP 2"]
-        assert found.entries[1].speedup.comparability.noted == ()
-        assert found.entries[2].speedup.comparability.noted == ("tensor_model_parallel_size 2 against 1",)
+        assert [e.label for e in found.rows] == ["bf16", FP8, f"{FP8}, TP 2"]
+        assert found.rows[1].speedup.comparability.noted == ()
+        assert found.rows[2].speedup.comparability.noted == ("tensor_model_parallel_size 2 against 1",)
 
     def test_weak_scaling(self, tmp_path: Path) -> None:
         found = of(self.study(tmp_path), gpu=None)
-        four = found.entries[2]
+        four = found.rows[2]
         assert four.efficiency.mode == "weak"
         assert {d.name for d in found.differences if d.axis} == {"precision", "world_size", "global_batch_size"}
         assert four.efficiency.ratio.against == "bf16, 1 node"
@@ -135,21 +135,21 @@ class TestStudies:
     def test_strong_scaling(self, logs) -> None:
         one, four = Made(ms=lambda i: 4000.0, world=8), Made(ms=lambda i: 1250.0, world=32)
         found = of(*logs(one=one, four=four))
-        assert [e.efficiency.mode for e in found.entries] == ["strong", "strong"]
-        assert found.entries[1].efficiency.ratio.value == pytest.approx(4000 / (4 * 1250))
+        assert [e.efficiency.mode for e in found.rows] == ["strong", "strong"]
+        assert found.rows[1].efficiency.ratio.value == pytest.approx(4000 / (4 * 1250))
         assert found.valid
 
     def test_neither_weak_nor_strong(self, logs) -> None:
         """One variant whose batch grows, but not with the GPUs: without a study these are two variants."""
         found = of(*logs(one=Made(world=8, batch=64), four=Made(world=32, batch=128)))
-        assert [e.efficiency for e in found.entries] == [None, None]
+        assert [e.efficiency for e in found.rows] == [None, None]
         assert not found.valid
 
     def test_neither_in_a_study(self, tmp_path: Path) -> None:
         points = [({}, 1, 1, Made(world=8, batch=64)), ({}, 4, 1, Made(world=32, batch=128))]
         found = of(write_study(tmp_path, points), gpu=None)
-        assert found.entries[1].efficiency.mode == "neither"
-        assert found.entries[1].efficiency.ratio.value is None
+        assert found.rows[1].efficiency.mode == "neither"
+        assert found.rows[1].efficiency.ratio.value is None
         assert not found.valid
 
     def test_a_failed_point_is_a_row_without_a_number(self, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ class TestStudies:
         record["left_out"] = [{**record["points"][0], "run": "x", "values": {"precision.recipe": FP8}, "why": why}]
         (folder / "study.json").write_text(json.dumps(record))
         found = of(folder, gpu=None)
-        assert [e.row.status for e in found.entries] == ["ok", why]
+        assert [e.status for e in found.rows] == ["ok", why]
 
     def test_nothing_but_failures_is_no_comparison(self, tmp_path: Path) -> None:
         found = of(write_study(tmp_path, [({}, 1, 1, Made(iterations=1, end=OUT_OF_MEMORY))]), gpu=None)
@@ -210,9 +210,9 @@ class TestStudies:
     def test_a_resubmitted_point_counts_once(self, tmp_path: Path) -> None:
         dead = Made(iterations=1, end=OUT_OF_MEMORY)
         found = of(write_study(tmp_path, [({}, 1, 1, dead), ({}, 1, 1, Made()), ({}, 1, 2, Made())]), gpu=None)
-        assert found.entries[0].row.status == "ok"
-        assert len(found.entries[0].row.runs) == 2
-        assert "run00 (failed) is replaced by run01" in found.entries[0].notes
+        assert found.rows[0].status == "ok"
+        assert len(found.rows[0].runs) == 2
+        assert "run00 (failed) is replaced by run01" in found.rows[0].notes
 
     def test_sequence_as_an_axis(self, tmp_path: Path) -> None:
         points = [
@@ -221,37 +221,37 @@ class TestStudies:
             for s in (2048, 4096)
         ]
         found = of(write_study(tmp_path, points), gpu=None, baseline="precision.recipe=bf16")
-        assert [e.row.label for e in found.entries][2:] == ["tensorwise, seq 2048", "tensorwise, seq 4096"]
-        assert [e.speedup.value for e in found.entries] == [1, 1, 1.25, 1.25]
-        assert found.entries[3].speedup.against.startswith("bf16, seq 4096")
+        assert [e.label for e in found.rows][2:] == ["tensorwise, seq 2048", "tensorwise, seq 4096"]
+        assert [e.speedup.value for e in found.rows] == [1, 1, 1.25, 1.25]
+        assert found.rows[3].speedup.against.startswith("bf16, seq 4096")
         assert found.valid
 
 
 class TestBesideTheSpeed:
     def test_energy_per_token(self, logs) -> None:
         found = of(*logs(a=Made(joules=300.0)))
-        assert found.entries[0].energy_per_token == pytest.approx(300 * 8 / (64 * 4096))
+        assert found.rows[0].energy_per_token == pytest.approx(300 * 8 / (64 * 4096))
 
     def test_cost_per_million_tokens(self, logs) -> None:
         found = of(*logs(a=Made()), price_per_gpu_hour=3.6)
         per_gpu_second = 64 * 4096 / 8
-        assert found.entries[0].cost_per_million_tokens == pytest.approx(0.001 / per_gpu_second * 1e6)
+        assert found.rows[0].cost_per_million_tokens == pytest.approx(0.001 / per_gpu_second * 1e6)
 
     def test_published_figure(self, tmp_path: Path) -> None:
         reference = {"tokens_per_s_per_gpu": 40000, "tflops_per_gpu": 700, "gpus": 8, "source": "a page, 2026"}
         run = write_run(tmp_path / "a", Made(), recipe={"reference": reference})
-        published = of(run, gpu=None).entries[0].published
+        published = of(run, gpu=None).rows[0].published
         assert published.ratio == pytest.approx(64 * 4096 / 8 / 40000)
         assert published.notes == ()
         larger = write_run(tmp_path / "b", Made(world=16, batch=128), recipe={"reference": reference})
-        assert of(larger, gpu=None).entries[0].published.notes == ("the published figure is for 8 GPUs",)
+        assert of(larger, gpu=None).rows[0].published.notes == ("the published figure is for 8 GPUs",)
 
     def test_one_published_figure_for_two_variants(self, tmp_path: Path) -> None:
         reference = {"tokens_per_s_per_gpu": 40000, "gpus": 8, "source": "a page, 2026"}
         runs = [
             write_run(tmp_path / p, Made(precision=p), recipe={"reference": reference}) for p in ("bf16", "delayed")
         ]
-        assert all("one of them" in e.published.notes[0] for e in of(*runs, gpu=None).entries)
+        assert all("one of them" in e.published.notes[0] for e in of(*runs, gpu=None).rows)
 
     def test_tflops_of_another_formula_are_not_set_beside_megatrons(self, tmp_path: Path) -> None:
         """The same run, one log with a throughput that counts attention without the causal mask."""
@@ -259,7 +259,7 @@ class TestBesideTheSpeed:
         other = tmp_path / "other.log"
         other.write_text(text.replace("(TFLOP/s/GPU): 56", "(TFLOP/s/GPU): 63"))
         found = of(FOUR_GPUS[1], other)
-        assert found.entries[1].tflops.median == pytest.approx(566.1, rel=2e-3)
+        assert found.rows[1].tflops.median == pytest.approx(566.1, rel=2e-3)
         assert any("recomputed for all" in note for note in found.notes)
 
 
@@ -288,7 +288,7 @@ class TestExports:
 
 class TestCommand:
     def test_writes_what_is_asked_for(self, tmp_path: Path, home: Path, capsys) -> None:
-        files = {option: tmp_path / f"out.{option}" for option in ("csv", "md", "html")}
+        files = {option: tmp_path / f"out.{option}" for option in ("csv", "md")}
         options = [word for option, file in files.items() for word in (f"--{option}", str(file))]
         assert command(["compare", *FOUR_GPUS, "--gpu", "h200", "--json", *options]) == 0
         assert json.loads(capsys.readouterr().out)["baseline"] == "bf16"
@@ -353,5 +353,5 @@ def test_precision_in_a_word(arguments: dict[str, object], name: str | None) -> 
 def test_a_report_into_a_folder_that_is_not_there_names_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["compare", *FOUR_GPUS, "--html", str(tmp_path / "none" / "a.html")]) == 2
-    assert f"--html: error: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert command(["compare", *FOUR_GPUS, "--md", str(tmp_path / "none" / "a.md")]) == 2
+    assert f"--md: error: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err

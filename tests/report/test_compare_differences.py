@@ -21,7 +21,7 @@ from fp8launch.report.differences import (
     parity_differences,
     speed_comparability,
 )
-from fp8launch.report.remarks import differences_table
+from fp8launch.report.export import differences_table
 
 value = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=60),

@@ -11,9 +11,7 @@ from made_runs import FP8, Made, of, write_log, write_run
 from rich.console import Console
 
 from fp8launch.report.comparison import Comparison
-from fp8launch.report.export import to_markdown, to_terminal
-from fp8launch.report.html import to_html
-from fp8launch.report.remarks import differences_table
+from fp8launch.report.export import differences_table, to_markdown, to_terminal
 
 
 def terminal(comparison: Comparison) -> str:
@@ -30,8 +28,8 @@ def test_a_narrow_terminal_drops_columns_and_breaks_no_number(logs) -> None:
     assert max(map(len, lines)) <= 80
     head = "\n".join(lines[: lines.index("")])
     assert "tokens/s/GPU" in head and "variant" in head and "TFLOP/s" not in head
-    for entry in found.entries:
-        assert any(line.startswith(f"{entry.row.label} ") for line in lines), head
+    for row in found.rows:
+        assert any(line.startswith(f"{row.label} ") for line in lines), head
     assert re.search(r"[0-9,]{6} ± [0-9]+ ", head), head
 
 
@@ -50,16 +48,16 @@ class TestGuard:
     def test_unlike_runs_have_no_ratio(self, logs, other: Made, reason: str) -> None:
         base = Made(arguments={"num_experts": None}) if "num_experts" in other.arguments else Made()
         found = of(*logs(base=base, other=other))
-        speedup = found.entries[1].speedup
+        speedup = found.rows[1].speedup
         assert speedup.value is None
         assert not speedup.comparability.comparable
         assert any(reason in text for text in speedup.comparability.unlike), speedup.comparability.unlike
         assert not found.valid
-        assert found.entries[1].tokens is not None, "the run's own numbers stay"
+        assert found.rows[1].tokens is not None, "the run's own numbers stay"
 
     def test_force_gives_the_ratio_with_a_mark(self, logs) -> None:
         found = of(*logs(base=Made(), other=Made(precision=FP8, batch=128)), force=True)
-        assert found.entries[1].speedup.value == pytest.approx(2)
+        assert found.rows[1].speedup.value == pytest.approx(2)
         assert not found.valid
         assert "2.00×!" in to_markdown(found)
 
@@ -69,7 +67,7 @@ class TestGuard:
     def test_what_may_change_the_speed_is_noted(self, logs, name: str, value: object) -> None:
         base = Made(arguments={name: 1 if value == 2 else False})
         found = of(*logs(base=base, other=Made(precision=FP8, arguments={name: value})))
-        speedup = found.entries[1].speedup
+        speedup = found.rows[1].speedup
         assert found.valid
         assert speedup.value == 1
         assert any(name in noted for noted in speedup.comparability.noted)
@@ -80,26 +78,26 @@ class TestGuard:
     def test_what_changes_the_loss_only_is_listed_as_that(self, logs, name: str, value: object) -> None:
         """`What differs: nothing` was printed while the learning rate differed."""
         found = of(*logs(base=Made(arguments={name: 1}), other=Made(precision=FP8, arguments={name: value})))
-        assert found.entries[1].speedup.comparability.noted == ()
+        assert found.rows[1].speedup.comparability.noted == ()
         assert [(d.name, d.kind) for d in found.differences] == [("precision", "noted"), (name, "neutral")]
         assert ("changes the loss only", "1", str(value)) in [row[1:] for row in differences_table(found).rows]
         assert f"changes the loss only: {name}" in terminal(found)
-        assert name in to_html(found)
+        assert name in to_markdown(found)
 
     def test_what_changes_neither_speed_nor_loss_is_no_difference(self, logs) -> None:
         found = of(*logs(base=Made(arguments={"save": "/a"}), other=Made(precision=FP8, arguments={"save": "/b"})))
         assert [d.name for d in found.differences] == ["precision"]
 
     def test_a_ratio_has_one_unit(self, tmp_path: Path) -> None:
-        """A log with tokens/s beside one without gave a speed-up of tokens over iterations, 79256×."""
+        """A log with tokens/s next to one without gave a speed-up of tokens over iterations, 79256×."""
         full = write_log(tmp_path / "full.log", Made())
         bare = tmp_path / "bare.log"
         bare.write_text(Made(ms=lambda i: 500.0).text().partition("end of arguments ---------------------\n")[2])
         found = of(full, bare)
-        speedup = found.entries[1].speedup
+        speedup = found.rows[1].speedup
         assert (speedup.value, speedup.unit) == (2.0, "iterations/s")
         assert "bare: speed-up in iterations/s" in terminal(found)
-        assert found.entries[0].speedup.unit == "tokens/s/GPU"
+        assert found.rows[0].speedup.unit == "tokens/s/GPU"
 
     def test_scaling_without_a_sequence_length_counts_samples(self, tmp_path: Path) -> None:
         """Twice the GPUs at half the step time of the same batch is an efficiency of 1, in iterations/s it was 2."""
@@ -109,7 +107,7 @@ class TestGuard:
             text = re.sub(r"  seq_length .*\n", "", made.text())
             logs.append(tmp_path / f"{world}.log")
             logs[-1].write_text(text)
-        efficiency = of(*logs).entries[1].efficiency
+        efficiency = of(*logs).rows[1].efficiency
         assert efficiency.mode == "strong"
         assert efficiency.ratio.value == pytest.approx(1.0)
         assert efficiency.ratio.unit == "samples/s/GPU"
@@ -123,11 +121,11 @@ class TestGuard:
             bare = Made(ms=lambda i, ms=ms: ms).text().partition("end of arguments ---------------------\n")[2]
             logs[-1].write_text(bare)
         found = of(*logs)
-        assert [(entry.row.label, entry.step_time.median) for entry in found.entries] == [
+        assert [(row.label, row.step_time.median) for row in found.rows] == [
             ("a/run", 1000.0),
             ("b/run", 500.0),
         ]
-        assert found.entries[1].speedup.value == 2.0
+        assert found.rows[1].speedup.value == 2.0
 
     def test_a_row_of_differences_does_not_repeat_the_header(self, logs) -> None:
         found = of(*logs(a=Made(), b=Made(precision=FP8, arguments={"lr": 1e-5})))
@@ -136,13 +134,13 @@ class TestGuard:
 
     def test_runs_alike_in_all_but_the_seed_are_repeats(self, logs) -> None:
         found = of(*logs(a=Made(), b=Made(arguments={"seed": 5}), c=Made(precision=FP8)))
-        assert [(e.row.label, len(e.row.runs)) for e in found.entries] == [("bf16", 2), ("tensorwise", 1)]
+        assert [(e.label, len(e.runs)) for e in found.rows] == [("bf16", 2), ("tensorwise", 1)]
 
     def test_another_gpu(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", Made())
         b = write_run(tmp_path / "b", Made(precision=FP8), gpu="b200")
         found = of(a, b, gpu=None)
-        assert found.entries[1].speedup.comparability.unlike == ("GPU model b200 against h100",)
+        assert found.rows[1].speedup.comparability.unlike == ("GPU model b200 against h100",)
 
     def test_image_environment_and_software_are_noted(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", Made(), image={"image": "x.sqsh", "digest": "sha256:1"}, environment={"N": "1"})
@@ -150,7 +148,7 @@ class TestGuard:
             tmp_path / "b", Made(precision=FP8), image={"image": "x.sqsh", "digest": "sha256:2"},
             environment={"N": "2"}, git={"commit": "c" * 40, "dirty": False},
         )  # fmt: skip
-        noted = of(a, b, gpu=None).entries[1].speedup.comparability.noted
+        noted = of(a, b, gpu=None).rows[1].speedup.comparability.noted
         assert [text.split(" ")[0] for text in noted] == ["env", "image"]
 
     def test_what_only_one_run_sets_makes_it_no_repeat_of_the_other(self, tmp_path: Path) -> None:
@@ -160,10 +158,10 @@ class TestGuard:
         d = write_run(tmp_path / "d", Made(), environment={"N": "1"}, recipe={"launch": {"script": "/x/peer.py"}})
         again = write_run(tmp_path / "again", Made(), environment={"N": "1"})
         found = of(a, b, c, d, again, gpu=None)
-        labels = [entry.row.label for entry in found.entries]
+        labels = [row.label for row in found.rows]
         assert labels == ["bf16", "bf16, NCCL_ALGO=Tree", "bf16, fused_rope=True", "bf16, peer"]
-        assert [len(entry.row.runs) for entry in found.entries] == [2, 1, 1, 1]
-        noted = [entry.speedup.comparability.noted for entry in found.entries[1:]]
+        assert [len(row.runs) for row in found.rows] == [2, 1, 1, 1]
+        noted = [row.speedup.comparability.noted for row in found.rows[1:]]
         assert noted[0] == ("env NCCL_ALGO Tree against unset",)
         assert noted[1] == ("config fused_rope on against unset",)
         assert noted[2] == ("script peer.py against fp8launch's entry",)
@@ -177,8 +175,8 @@ class TestGuard:
             lines = [text.format(i, ms, 5e5 / ms) for i in range(1, 10)]
             (tmp_path / f"{name}.log").write_text("\n".join(lines))
         found = of(tmp_path / "a.log", tmp_path / "b.log", gpu=None)
-        a, b = found.entries
-        assert (a.row.label, b.row.label) == ("a", "b"), "nobody knows that they are repeats"
+        a, b = found.rows
+        assert (a.label, b.label) == ("a", "b"), "nobody knows that they are repeats"
         assert b.speedup.value == pytest.approx(2)
         assert any("do not both state" in noted for noted in b.speedup.comparability.noted)
 
@@ -201,7 +199,7 @@ def test_a_terminal_breaks_no_interval_and_names_what_it_does_not_show(width: in
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     table = lines[: lines.index("")]
-    assert len(table) <= 2 + 2 * len(found.entries), "\n".join(table)
+    assert len(table) <= 2 + 2 * len(found.rows), "\n".join(table)
     for line in table[2:]:
         assert line.count("[") == line.count("]"), line
     if width == 80:
@@ -224,7 +222,7 @@ def test_long_lists_are_cut_in_the_terminal(tmp_path: Path) -> None:
 def test_only_an_unnamed_difference_is_marked(logs) -> None:
     """`MBS 2` was marked as differing in the micro batch."""
     named = of(*logs(one=Made(), two=Made(arguments={"micro_batch_size": 2})))
-    assert named.entries[1].row.label == "MBS 2"
-    assert named.entries[1].speedup.comparability.noted == ()
+    assert named.rows[1].label == "MBS 2"
+    assert named.rows[1].speedup.comparability.noted == ()
     both = of(*logs(one=Made(), fp8=Made(precision=FP8, arguments={"micro_batch_size": 2})))
-    assert both.entries[1].speedup.comparability.noted == ("micro_batch_size 2 against 1",)
+    assert both.rows[1].speedup.comparability.noted == ("micro_batch_size 2 against 1",)

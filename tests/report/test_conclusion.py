@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
 
-from fp8launch.report.cells import ratio_text
-from fp8launch.report.columns import main_table
+from fp8launch.report.columns import main_table, ratio_text
 from fp8launch.report.conclusion import conclusion
 
 
@@ -91,7 +90,7 @@ def test_single_runs_whose_steps_vary_more_than_they_differ_have_no_winner(tmp_p
         for mbs, ms in ((1, 1000), (4, 890))
     ]  # fmt: skip
     found = of(*logs)
-    [ratio] = [entry.speedup for entry in found.entries if entry.speedup and entry.speedup.value != 1]
+    [ratio] = [row.speedup for row in found.rows if row.speedup and row.speedup.value != 1]
     assert ratio.interval is not None and ratio.interval.low > 1
     assert conclusion(found).startswith("No winner can be named among MBS 1 and MBS 4: single runs that differ by ")
     assert ratio_text(ratio, "×", 2).startswith("not distinguishable")
@@ -137,7 +136,7 @@ def test_rows_are_ranked_by_the_mean_that_the_interval_is_of(tmp_path: Path) -> 
             made = Made(iterations=60, loss=lambda i, loss=loss: loss, arguments={"lr": lr, "seed": seed})
             points.append(({"train.lr": lr, "megatron.seed": seed}, 1, 1, made))
     found = of(write_study(tmp_path, points), gpu=None)
-    assert [entry.loss.text.split(" ")[0] for entry in found.entries] == ["2.5000", "2.1000"]
+    assert [row.loss.text.split(" ")[0] for row in found.rows] == ["2.5000", "2.1000"]
     assert conclusion(found).startswith("No difference in loss can be shown between lr 0.0003 and lr 0.0001 (")
 
 
@@ -148,7 +147,7 @@ def test_of_seeds_alone_it_states_the_loss(tmp_path: Path) -> None:
         points.append(({"megatron.seed": seed}, 1, 1, made))
     found = of(write_study(tmp_path, points), gpu=None)
     assert "loss 2.2000 ± 0.1000 at the end, mean ± standard deviation of 3 seeds" in conclusion(found)
-    assert "loss at the end (perplexity)" in main_table(found.entries).headers
+    assert "loss at the end (perplexity)" in main_table(found.rows).headers
 
 
 def test_a_sweep_that_changes_no_speed_has_no_speed_up(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def test_a_sweep_that_changes_no_speed_has_no_speed_up(tmp_path: Path) -> None:
         made = Made(iterations=60, arguments={"weight_decay": decay, "end_weight_decay": decay})
         points.append(({"megatron.weight_decay": decay}, 1, 1, made))
     found = of(write_study(tmp_path, points), gpu=None)
-    assert not any(header.startswith("speed-up") for header in main_table(found.entries).headers)
+    assert not any(header.startswith("speed-up") for header in main_table(found.rows).headers)
     assert "fastest" not in conclusion(found)
     assert [one.name for one in found.differences] == ["weight_decay"]
 
@@ -226,7 +225,7 @@ def test_seeds_of_precisions_are_about_speed_and_parity(tmp_path: Path) -> None:
     found = of(write_study(tmp_path, points), gpu=None)
     assert conclusion(found).startswith("tensorwise was fastest: 1.33× bf16 (")
     assert conclusion(found).endswith("losses agree (within 2 % of bf16).")
-    assert "loss at the end (perplexity)" in main_table(found.entries).headers
+    assert "loss at the end (perplexity)" in main_table(found.rows).headers
 
 
 def test_a_sweep_beside_logs_of_another_model_has_its_ranking(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_a_sweep_beside_logs_of_another_model_has_its_ranking(tmp_path: Path) ->
     said = conclusion(found)
     assert said.startswith("Lowest loss at the end: ") and "lr 0.0001 with 2.1000, next " in said
     assert "tensorwise, layers 8 was fastest: 1.33× bf16, layers 8" in said
-    table = main_table(found.entries)
+    table = main_table(found.rows)
     at = table.headers.index("speed-up [95 % interval]")
     assert [row[at] for row in table.rows[:3]] == ["1.00×", "1.00×", "1.00×"]
 

@@ -69,7 +69,7 @@ def test_strings_from_a_log_or_flags_count_like_numbers() -> None:
     assert flops_per_token(as_text) == flops_per_token(args)
 
 
-def test_a_count_that_is_not_what_the_gpus_do_is_told() -> None:
+def test_a_wrong_flop_count_is_reported() -> None:
     assert miscounted(MIXTRAL) == ()
     gate, window = miscounted({**GPT_OSS_20B, "window_size": [128, 0]})
     assert "quick GEGLU" in gate and "sliding-window" in window

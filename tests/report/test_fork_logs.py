@@ -92,20 +92,25 @@ def report(tmp_path: Path):
 @pytest.mark.parametrize("form", FORKS.values(), ids=FORKS)
 def test_numbers_and_status(report, form) -> None:
     found = report(text(form))
-    assert (found.status, found.iterations, found.lines, found.warmup_dropped) == ("ok", RAN, RAN, 2)
-    assert found.step_time_ms.median == pytest.approx(1260, abs=5)
-    assert found.step_time_ms.n == RAN - 2
-    assert found.loss_last == pytest.approx(9.1)
+    assert (found.status, found.training.iterations, found.training.lines, found.steady_state.warmup_dropped) == (
+        "ok",
+        RAN,
+        RAN,
+        2,
+    )
+    assert found.speed.step_time_ms.median == pytest.approx(1260, abs=5)
+    assert found.speed.step_time_ms.n == RAN - 2
+    assert found.training.loss_last == pytest.approx(9.1)
     if form is not old_megatron:
-        assert found.tflops_per_gpu.median == pytest.approx(230.4)
-        assert found.tflops_source == "logged"
+        assert found.speed.tflops_per_gpu.median == pytest.approx(230.4)
+        assert found.speed.tflops_source == "logged"
 
 
 @pytest.mark.parametrize("form", FORKS.values(), ids=FORKS)
 def test_a_cut_log_is_incomplete(report, form) -> None:
     whole = text(form, 12)
     found = report(whole[: whole.rindex("elapsed" if "elapsed" in whole else "train_step") + 5])
-    assert (found.status, found.iterations) == ("incomplete", 11)
+    assert (found.status, found.training.iterations) == ("incomplete", 11)
 
 
 @pytest.mark.parametrize("form", FORKS.values(), ids=FORKS)
@@ -125,9 +130,9 @@ def test_a_restart_goes_on_where_it_stopped(report) -> None:
     limit = "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***\n"
     again = "\n".join(bigscience(i, 30000.0 if i == 9 else 1400.0) for i in range(9, RAN + 1))
     found = report(text(bigscience, 12) + limit + again + "\n")
-    assert (found.status, found.iterations, len(found.attempts)) == ("ok", RAN, 2)
+    assert (found.status, found.training.iterations, len(found.attempts)) == ("ok", RAN, 2)
     assert found.attempts[0].failure.code == "time-limit"
-    assert found.dropped["repeated by a later attempt"] == (9, 10, 11, 12)
+    assert found.steady_state.dropped["repeated by a later attempt"] == (9, 10, 11, 12)
 
 
 def test_what_a_log_does_not_say_can_be_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,13 +145,13 @@ def test_what_a_log_does_not_say_can_be_stated(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_sequence_length_in_the_line_is_as_good(report) -> None:
     found = report(text(megatron_deepspeed), world_size=8)
-    assert found.seq_length == 4096
-    assert found.tokens_per_s_per_gpu.median == pytest.approx(32 * 4096 / 8 / 1.26, rel=1e-3)
+    assert found.setup.seq_length == 4096
+    assert found.speed.tokens_per_s_per_gpu.median == pytest.approx(32 * 4096 / 8 / 1.26, rel=1e-3)
 
 
 def test_logged_tokens_stand_in_where_the_size_is_not_known(report) -> None:
     found = report(text(megatron_deepspeed))
-    assert (found.tokens_source, found.tokens_per_s_per_gpu.median) == ("logged", pytest.approx(13107.2))
+    assert (found.speed.tokens_source, found.speed.tokens_per_s_per_gpu.median) == ("logged", pytest.approx(13107.2))
 
 
 def test_nemos_memory_is_read(report) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import log_bytes, only, refused, sitting
 
-from fp8launch.report.log_lines import as_csv, lines_of_node, lines_of_rank
+from fp8launch.logs.rank_lines import as_csv, lines_of_node, lines_of_rank
 
 SRUN = """\
  0: fp8launch-node: {"node": "node1", "rank": 0}

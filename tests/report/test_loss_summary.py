@@ -12,7 +12,7 @@ from made_runs import FP8, Made, of, write_study
 
 from fp8launch.report.columns import main_table
 from fp8launch.report.export import to_csv
-from fp8launch.report.loss_summary import loss_summary
+from fp8launch.report.losses import loss_summary
 
 HEADER = "loss at the end (perplexity)"
 
@@ -33,9 +33,9 @@ def study(root: Path) -> Path:
 
 def test_of_a_study_over_the_learning_rate_the_table_is_about_loss(tmp_path: Path) -> None:
     found = of(study(tmp_path), gpu=None)
-    table = main_table(found.entries)
+    table = main_table(found.rows)
     assert table.headers.index(HEADER) == table.headers.index("runs") + 1
-    best = found.entries[0].loss
+    best = found.rows[0].loss
     assert best is not None
     # By hand: the last ten iterations are 91 to 100, on the mean 3 - 0.955 and 0.02 or 0.04 more.
     assert best.smoothed == pytest.approx(3 - 0.955 + 0.03)
@@ -49,7 +49,7 @@ def test_of_a_study_over_the_learning_rate_the_table_is_about_loss(tmp_path: Pat
 def test_of_a_study_over_the_precision_it_is_about_speed(tmp_path: Path) -> None:
     points = [({"precision.recipe": p}, 1, 1, made(1e-4, precision=p)) for p in ("bf16", FP8)]
     found = of(write_study(tmp_path, points), gpu=None)
-    assert HEADER not in main_table(found.entries).headers
+    assert HEADER not in main_table(found.rows).headers
     row = next(csv.DictReader(io.StringIO(to_csv(found))))
     assert float(row["loss_last"]) == pytest.approx(2.0)
     assert float(row["perplexity"]) == pytest.approx(math.exp(float(row["loss_smoothed"])))
@@ -60,7 +60,7 @@ def test_of_a_study_over_the_precision_it_is_about_speed(tmp_path: Path) -> None
 def test_no_loss_is_none_and_a_huge_one_has_no_perplexity(tmp_path: Path) -> None:
     assert loss_summary([]) is None
     huge = Made(loss=lambda i: 1e4, arguments={"lr": 1e-4})
-    found = of(write_study(tmp_path, [({"train.lr": 1e-4}, 1, 1, huge)]), gpu=None).entries[0].loss
+    found = of(write_study(tmp_path, [({"train.lr": 1e-4}, 1, 1, huge)]), gpu=None).rows[0].loss
     assert found is not None and found.perplexity is None
     missing = Made(loss=lambda i: None)
-    assert of(write_study(tmp_path / "none", [({}, 1, 1, missing)]), gpu=None).entries[0].loss is None
+    assert of(write_study(tmp_path / "none", [({}, 1, 1, missing)]), gpu=None).rows[0].loss is None

@@ -10,10 +10,10 @@ import pytest
 from made_runs import Made, write_log, write_study
 
 import fp8launch.injob
-from fp8launch.cli.compare import read_runs
 from fp8launch.report.comparison import compare
 from fp8launch.report.machines import Machines, compressed
-from fp8launch.report.run_data import run_from_logs
+from fp8launch.report.named_runs import read_runs
+from fp8launch.report.read_run import run_from_logs
 from fp8launch.report.throughput import parse_paths
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC: x\n"
@@ -101,12 +101,12 @@ def log(path: Path, made: Made, *nodes: str, **machine: str) -> Path:
 def test_the_report_names_them_and_mfu_follows(tmp_path: Path) -> None:
     report = parse_paths([log(tmp_path / "a.log", Made(), "n2", "n1")])
     assert report.machines.nodes == ("n1", "n2")
-    assert report.gpu == "h200"
-    assert report.mfu_denominator == {"gpu": "h200", "dtype": "bf16", "peak_tflops": 989.0}
+    assert report.setup.gpu == "h200"
+    assert report.speed.mfu_denominator == {"gpu": "h200", "dtype": "bf16", "peak_tflops": 989.0}
     assert report.as_json()["machines"] == {"nodes": ["n1", "n2"], "gpus": ["NVIDIA H200"], "drivers": ["570.124.06"]}
 
 
-def test_a_gpu_that_is_not_the_one_stated_is_told(tmp_path: Path) -> None:
+def test_an_unexpected_gpu_is_reported(tmp_path: Path) -> None:
     report = parse_paths([log(tmp_path / "a.log", Made(), "n1")], gpu="h100")
     assert "the GPU is set to h100, but the nodes have NVIDIA H200" in report.notes
 
@@ -122,7 +122,7 @@ def test_other_nodes_and_drivers_are_listed_and_marked(tmp_path: Path) -> None:
         "node set": ("n1", "n2"),
         "driver": ("570.124.06", "580.1"),
     }
-    noted = found.entries[1].speedup.comparability.noted
+    noted = found.rows[1].speedup.comparability.noted
     assert "node set n2 against n1" in noted and "driver 580.1 against 570.124.06" in noted
 
 
@@ -143,8 +143,8 @@ def test_repeats_that_covered_the_same_nodes_carry_no_mark(tmp_path: Path) -> No
     for i, node in enumerate(("n1", "n2", "n2", "n1")):
         log(folder / f"run{i:02d}/logs/1-0.log", points[i][3], node, gpu="NVIDIA H100 80GB HBM3")
     found = compare(read_runs([str(folder)]))
-    assert found.entries[1].speedup.comparability.noted == ()
-    assert any("its runs differ in node set" in note for note in found.entries[0].notes)
+    assert found.rows[1].speedup.comparability.noted == ()
+    assert any("its runs differ in node set" in note for note in found.rows[0].notes)
 
 
 def test_more_nodes_are_no_other_nodes_to_scaling(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_more_nodes_are_no_other_nodes_to_scaling(tmp_path: Path) -> None:
         run_from_logs("two", [log(tmp_path / "two.log", Made(world=16, batch=128), "n1", "n2")]),
     ]
     found = compare(runs)
-    assert found.entries[1].efficiency.ratio.comparability.noted == ()
+    assert found.rows[1].efficiency.ratio.comparability.noted == ()
 
 
 def test_how_many_processes_the_kernel_has_killed_for_memory(machine, tmp_path: Path) -> None:

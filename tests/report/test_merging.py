@@ -101,12 +101,12 @@ def losses(offset: float, seed: int) -> Made:
 
 def test_only_seeds_give_the_loss_a_spread(tmp_path: Path) -> None:
     same = [write_run(tmp_path / f"same{i}", losses(0, 1)) for i in range(3)]
-    [entry] = of(*same, gpu=None).entries
+    [entry] = of(*same, gpu=None).rows
     assert entry.loss is not None and "±" not in entry.loss.text
     assert (entry.loss.runs, entry.loss.seeds, entry.loss.interval) == (3, 1, None)
     assert entry.loss.as_json()["spread"] is None, "a spread of 0.0 was said of repeats of one seed"
     seeds = [write_run(tmp_path / f"seed{i}", losses(0.02 * i, i)) for i in (1, 2, 3)]
-    [entry] = of(*seeds, gpu=None).entries
+    [entry] = of(*seeds, gpu=None).rows
     assert entry.loss is not None and "± 0.0200 (" in entry.loss.text
     assert (entry.loss.runs, entry.loss.seeds) == (3, 3)
     assert entry.loss.mean == pytest.approx(entry.loss.smoothed) and entry.loss.interval is not None
@@ -115,7 +115,7 @@ def test_only_seeds_give_the_loss_a_spread(tmp_path: Path) -> None:
     assert entry.loss.interval.high - entry.loss.mean == pytest.approx(half, rel=1e-3)
     # A repeat of a seed adds no seed.
     again = write_run(tmp_path / "again", losses(0.02, 1))
-    [entry] = of(*seeds, again, gpu=None).entries
+    [entry] = of(*seeds, again, gpu=None).rows
     assert entry.loss is not None and (entry.loss.runs, entry.loss.seeds) == (4, 3)
 
 
@@ -146,26 +146,6 @@ def test_each_recipe_varies_its_own_seed(capsys: pytest.CaptureFixture[str], tmp
     other.write_text("extends: tiny_cpu\nname: other\nmegatron: {seed: 7}\n")
     words = ("--run-root", str(tmp_path), "--repeat", "2", "--vary-seed")
     assert points(capsys, *words, str(other)) == [f"seed={seed}, repeat 1" for seed in (1234, 7, 1235, 8)]
-
-
-@pytest.mark.parametrize(
-    ("words", "seeds"),
-    [
-        (("--seeds", "1,2"), (1, 2)),
-        (("--repeat", "2", "--vary-seed"), (1234, 1235)),
-        (("--repeat", "2", "--vary-seed", "--set", "rng.seed=7"), (7, 8)),
-    ],
-)
-def test_seeds_of_a_bridge_recipe_are_in_its_own_field(
-    words: tuple[str, ...], seeds: tuple[int, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """`--set megatron.seed=1` was refused, with the advice to write Bridge's fields."""
-    recipe = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
-    assert (
-        run(["submit", recipe, "--run-root", str(tmp_path), "--backend", "sbatch", "--dry-run", "--json", *words]) == 0
-    )
-    found = json.loads(capsys.readouterr().out)["points"]
-    assert [point["point"] for point in found] == [f"seed={seed}, repeat 1" for seed in seeds]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def cells(tmp_path: Path, bf16: tuple[float, float], fp8: tuple[float, float]) -
             made = Made(ms=lambda i, ms=ms: ms, precision=precision)  # type: ignore[misc]
             points.append(({"precision.recipe": precision}, 1, repeat, made))
     found = of(write_study(tmp_path, points), gpu=None)
-    table = main_table(found.entries)
+    table = main_table(found.rows)
     assert "speedup" in to_csv(found)
-    assert found.entries[1].speedup is not None and found.entries[1].speedup.value is not None
+    assert found.rows[1].speedup is not None and found.rows[1].speedup.value is not None
     return table.rows[1][table.headers.index("speed-up [95 % interval]")]
 
 
@@ -36,5 +36,5 @@ def test_a_difference_beyond_the_repeats_is_a_ratio(tmp_path: Path) -> None:
 @pytest.mark.parametrize("same", [1000.0])
 def test_the_baseline_is_one(tmp_path: Path, same: float) -> None:
     points = [({"precision.recipe": p}, 1, 1, Made(ms=lambda i: same, precision=p)) for p in ("bf16", FP8)]
-    table = main_table(of(write_study(tmp_path, points), gpu=None).entries)
+    table = main_table(of(write_study(tmp_path, points), gpu=None).rows)
     assert table.rows[0][table.headers.index("speed-up [95 % interval]")] == "1.00×"

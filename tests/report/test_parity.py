@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from made_runs import Made, write_log
 from support import real_logs
 
-from fp8launch.report.loss_curves import losses, smooth
+from fp8launch.report.losses import losses, smooth
 from fp8launch.report.parity import Parity, parity
-from fp8launch.report.run_data import RunData, run_from_logs
+from fp8launch.report.read_run import run_from_logs
+from fp8launch.report.run_report import RunReport
 
 LOGS = real_logs("runs")
 
@@ -28,7 +29,7 @@ def pair(tmp_path: Path):
     def make(
         loss: Callable[[int], float | None], tolerance: float = 0.02, iterations: int = 400, **arguments
     ) -> Parity:
-        def run(name: str, made: Made) -> RunData:
+        def run(name: str, made: Made) -> RunReport:
             return run_from_logs(name, [write_log(tmp_path / f"{name}.log", made)])
 
         base = run("bf16", Made(loss=curve, iterations=iterations))
@@ -138,7 +139,7 @@ def test_without_arguments_nothing_is_known(tmp_path: Path) -> None:
 def repeated(tmp_path: Path):
     """Runs of a variant and its baseline, given as factors on the curve, or as (factor, seed)."""
 
-    def side(name: str, precision: str, factors: Sequence[float | tuple[float, int]]) -> list[RunData]:
+    def side(name: str, precision: str, factors: Sequence[float | tuple[float, int]]) -> list[RunReport]:
         runs = []
         for i, one in enumerate(factors):
             factor, seed = one if isinstance(one, tuple) else (one, 1234)

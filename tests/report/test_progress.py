@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import log_bytes, sitting
 
-from fp8launch.report.progress import HEAD_BYTES, Progress, duration, progress_of, sparkline
+from fp8launch.report.progress import HEAD_BYTES, Progress, duration, progress_of
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
 from fp8launch.schedulers.base import JobState
 
@@ -111,12 +111,8 @@ def test_a_resume_in_a_new_log_is_compared_with_the_log_before(run: RunFolder) -
         assert [problem.code for problem in found.health] == codes
 
 
-def test_times_and_sparklines() -> None:
+def test_times() -> None:
     assert [duration(s) for s in (None, 9.4, 75, 7500, 90000)] == ["", "9s", "1m15s", "2h05m", "1d01h"]
-    assert sparkline((3.0, 2.0, 1.0), 3) == "█▄▁" or sparkline((3.0, 2.0, 1.0), 3) == "█▅▁"
-    assert len(sparkline(tuple(map(float, range(100))), 10)) == 10
-    assert sparkline((float("nan"),), 5) == ""
-    assert sparkline((2.0, 2.0), 2) == "▁▁"
 
 
 @pytest.mark.parametrize("value", ["x", [], {}, True, -1, 0, 10**400, None])

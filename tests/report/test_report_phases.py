@@ -5,74 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import OUT_OF_MEMORY, Made, write_run
+from made_runs import OUT_OF_MEMORY, WHOLE, Made, phase_log, shifted, write_phases, write_run
 from support import log_text, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.report.comparison import compare
 from fp8launch.report.export import to_markdown
-from fp8launch.report.html import to_html
-from fp8launch.report.phases import PhaseSpan, spans_of
-from fp8launch.report.plots import available
-from fp8launch.report.run_data import run_from_folder
+from fp8launch.report.phases import PhaseSpan
+from fp8launch.report.read_run import run_from_folder, spans_of
 from fp8launch.report.throughput import read_logs, summarise_run
 from fp8launch.rundir.run_dir import RunFolder
-
-PHASES = [("warmup", 0, 10), ("body", 10, 40), ("cooldown", 40, 50)]
-LEFT = "[exiting program at iteration {end}] datetime: 2026-11-20 10:00:00 "
-
-
-def shifted(text: str, begin: int, total: int) -> str:
-    """A log whose iterations begin after `begin`, of a training of `total`."""
-
-    def line(found: re.Match[str]) -> str:
-        return f"iteration {int(found[1]) + begin:8d}/{total:8d} |"
-
-    return re.sub(r"iteration +(\d+)/ *\d+ \|", line, text)
-
-
-def phase_log(
-    begin: int, end: int, ms: float, precision: str = "bf16", told: int | None = None, ending: str | None = None
-) -> str:
-    """The log of an attempt that trained from `begin` to `end`; `told` is its phase's end where that is another."""
-    told = told or end
-    last = told == PHASES[-1][2]
-    made = Made(
-        lambda i: ms,
-        end - begin,
-        precision=precision,
-        loss=lambda i: 10 / (1 + 0.01 * (begin + i)),
-        arguments={} if last else {"exit_interval": told},
-    )
-    ending = made.end if last else ending or LEFT.format(end=end)
-    return shifted(replace(made, end=ending).text(), begin, PHASES[-1][2])
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., RunFolder]:
     """A run folder in three phases with these logs, one for each attempt."""
-
-    def write(*logs: str, name: str = "phased") -> RunFolder:
-        phases = [{"name": n, "begin": b, "end": e} for n, b, e in PHASES]
-        folder = write_run(tmp_path / name, None, phases=phases)
-        (folder / "logs").mkdir()
-        for i, text in enumerate(logs):
-            (folder / "logs" / f"1-{i}.log").write_text(text)
-        return RunFolder(folder)
-
-    return write
-
-
-WHOLE = (
-    phase_log(0, 10, 1000.0),
-    phase_log(10, 40, 500.0, "tensorwise"),
-    phase_log(40, 50, 1000.0),
-)
+    return lambda *logs, name="phased": RunFolder(write_phases(tmp_path / name, *logs))
 
 
 def report_of(run: RunFolder) -> Any:
@@ -82,7 +34,7 @@ def report_of(run: RunFolder) -> Any:
 
 def test_each_phase_has_its_own_median(run: Callable[..., RunFolder]) -> None:
     report = report_of(run(*WHOLE))
-    assert [(p.name, p.span, p.report.step_time_ms.median) for p in report.phases] == [
+    assert [(p.name, p.span, p.report.speed.step_time_ms.median) for p in report.phases] == [
         ("warmup", "1-10", 1000.0), ("body", "11-40", 500.0), ("cooldown", "41-50", 1000.0),
     ]  # fmt: skip
     assert [p.report.status for p in report.phases] == ["ok", "ok", "ok"]
@@ -91,13 +43,13 @@ def test_each_phase_has_its_own_median(run: Callable[..., RunFolder]) -> None:
 def test_the_run_s_numbers_are_those_of_its_longest_phase(run: Callable[..., RunFolder]) -> None:
     report = report_of(run(*WHOLE))
     body = report.phases[1].report
-    assert report.step_time_ms == body.step_time_ms
-    assert (report.step_time_ms.min, report.step_time_ms.max) == (500.0, 500.0)
+    assert report.speed.step_time_ms == body.speed.step_time_ms
+    assert (report.speed.step_time_ms.min, report.speed.step_time_ms.max) == (500.0, 500.0)
     assert report.fp8["recipe"] == "tensorwise"
-    assert (report.iterations, report.iteration_last, report.status) == (50, 50, "ok")
-    assert report.loss_first == pytest.approx(10.0 / 1.01, rel=1e-5)
+    assert (report.training.iterations, report.training.iteration_last, report.status) == (50, 50, "ok")
+    assert report.training.loss_first == pytest.approx(10.0 / 1.01, rel=1e-5)
     assert len(report.attempts) == 3
-    assert "speed is that of phase body, iterations 11-40" in report.notes[0]
+    assert "speed is for phase body, iterations 11-40" in report.notes[0]
 
 
 def test_a_phase_cut_in_two_is_one_phase(run: Callable[..., RunFolder]) -> None:
@@ -106,8 +58,11 @@ def test_a_phase_cut_in_two_is_one_phase(run: Callable[..., RunFolder]) -> None:
     rest = phase_log(25, 40, 600.0, "tensorwise")
     report = report_of(run(WHOLE[0], cut, rest, WHOLE[2]))
     assert [p.name for p in report.phases] == ["warmup", "body", "cooldown"]
-    assert report.phases[1].report.iterations == 30
-    assert {report.phases[1].report.step_time_ms.min, report.phases[1].report.step_time_ms.max} == {500.0, 600.0}
+    assert report.phases[1].report.training.iterations == 30
+    assert {report.phases[1].report.speed.step_time_ms.min, report.phases[1].report.speed.step_time_ms.max} == {
+        500.0,
+        600.0,
+    }
 
 
 def test_a_run_that_stopped_between_phases_is_not_done(run: Callable[..., RunFolder]) -> None:
@@ -134,8 +89,8 @@ def test_logs_alone_are_told_apart_by_precision(tmp_path: Path) -> None:
         ("tensorwise", "11-40"),
         ("bf16 2", "41-50"),
     ]
-    assert report.step_time_ms.median == 500.0
-    assert {line.log.path for line in report.steady_state.kept} == {files[1]}
+    assert report.speed.step_time_ms.median == 500.0
+    assert {line.number for line in report.steady_state.kept} <= set(range(11, 41))
     one = summarise_run(read_logs(files[:1]))
     assert one.phases == ()
 
@@ -199,7 +154,7 @@ def test_parse_shows_them(run: Callable[..., RunFolder], capsys: pytest.CaptureF
 class TestCompared:
     def test_speed_is_of_the_longest_phase_and_losses_are_all(self, run: Callable[..., RunFolder]) -> None:
         measured = run_from_folder(run(*WHOLE))
-        assert {line.number for line in measured.kept} <= set(range(11, 41))
+        assert {line.number for line in measured.steady_state.kept} <= set(range(11, 41))
         assert [line.number for line in measured.steady_state.lines] == list(range(1, 51))
         assert measured.facts["precision"] == "bf16 then tensorwise then bf16"
 
@@ -207,20 +162,15 @@ class TestCompared:
         plain = write_run(tmp_path / "plain", Made(lambda i: 1000.0, 50))
         comparison = compare([run_from_folder(run(*WHOLE)), run_from_folder(RunFolder(plain))])
         assert list(comparison.as_json()["phases"]) == ["phased"]  # type: ignore[call-overload]
-        markdown, html = to_markdown(comparison), to_html(comparison)
-        assert "| phased | body | 11-40 | ok | tensorwise, requested only | 500.0 |" in markdown
-        assert "<h2>Phases</h2>" in html
-        if available():
-            # The borders in the pictures of speed and of the loss.
-            assert html.count("cooldown") > 1
-        speedup = next(e.speedup for e in comparison.entries if e.row.runs[0].name == "phased")
+        assert "| phased | body | 11-40 | ok | tensorwise, requested only | 500.0 |" in to_markdown(comparison)
+        speedup = next(e.speedup for e in comparison.rows if e.runs[0].name == "phased")
         assert speedup is not None and speedup.value == pytest.approx(2.0)
 
     def test_runs_without_phases_have_none(self, tmp_path: Path) -> None:
         plain = write_run(tmp_path / "plain", Made(lambda i: 1000.0, 50))
         comparison = compare([run_from_folder(RunFolder(plain))])
         assert comparison.as_json()["phases"] == {}
-        assert "Phases" not in to_markdown(comparison) + to_html(comparison)
+        assert "Phases" not in to_markdown(comparison)
 
 
 def test_spans_come_from_the_manifest() -> None:

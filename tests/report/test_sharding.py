@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fp8launch import cli
-from fp8launch.report.sharding import judge_sharding
 from fp8launch.report.throughput import parse_paths
+from fp8launch.report.verify import judge_sharding
 
 LOGS = Path(__file__).parents[1] / "data" / "peers"
 WHOLE, HALF = [1000, 1000], [512, 512]
@@ -32,14 +32,14 @@ def evidence(asked: str, in_effect: str, optimizer: Any, weights: Any = WHOLE, *
         (
             evidence("zero2", "ddp", WHOLE),
             True,
-            "asked for ZeRO 2, optimizer states are not partitioned: each rank holds",
+            "ZeRO 2 was requested, but optimizer states are not partitioned: each rank holds",
         ),
         (evidence("zero2", "zero2", WHOLE), True, "optimizer states are not partitioned"),
         (evidence("zero2", "none", WHOLE), True, "no sharding is in effect"),
-        (evidence("zero3", "zero3", HALF, WHOLE), True, "asked for ZeRO 3, weights are not partitioned"),
+        (evidence("zero3", "zero3", HALF, WHOLE), True, "ZeRO 3 was requested, but weights are not partitioned"),
         (evidence("fsdp2", "fsdp2", [1000, 0], HALF), True, "optimizer states are not partitioned"),
-        (evidence("zero2", "zero1", HALF), True, "asked for ZeRO 2, but ZeRO 1 is in effect"),
-        (evidence("ddp", "zero1", HALF), True, "asked for DDP, but ZeRO 1 is in effect"),
+        (evidence("zero2", "zero1", HALF), True, "ZeRO 2 was requested, but ZeRO 1 is in effect"),
+        (evidence("ddp", "zero1", HALF), True, "DDP was requested, but ZeRO 1 is in effect"),
         (evidence("zero1", "zero1", [126] * 8), False, "ZeRO 1 is in effect"),
         (evidence("zero1", "zero1", [600] * 8), True, "not partitioned"),
         (evidence("zero2", "zero2", [1000], [1000]), False, "one rank: there is nothing to divide"),
@@ -82,13 +82,13 @@ def verify(log: str, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[i
             "zero2_dropped",
             1,
             "verified",
-            "asked for ZeRO 2, optimizer states are not partitioned: each rank holds 106816 of",
+            "ZeRO 2 was requested, but optimizer states are not partitioned: each rank holds 106816 of",
         ),
         (
             "fsdp2_dropped",
             1,
             "not FP8",
-            "asked for FSDP2, optimizer states are not partitioned: each rank holds 106816 of",
+            "FSDP2 was requested, but optimizer states are not partitioned: each rank holds 106816 of",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_run_that_was_not_divided_has_failed() -> None:
     assert report.status == "failed" and report.failure is not None
     assert (report.failure.code, report.failure.line) == ("not-partitioned", 4)
     divided = parse_paths([LOGS / "zero2_fp8.log.xz"], gpu="h200", world_size=2)
-    assert (divided.status, divided.iteration_last) == ("ok", 3)
+    assert (divided.status, divided.training.iteration_last) == ("ok", 3)
 
 
 def test_the_precision_that_the_probe_saw_asked_for_is_reported() -> None:

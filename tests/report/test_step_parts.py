@@ -8,7 +8,7 @@ from tests.support import sitting
 from fp8launch.logs import read_log
 from fp8launch.logs.lines import Timer, parse_timer
 from fp8launch.logs.reader import Scanner
-from fp8launch.report.step_parts import step_parts
+from fp8launch.report.text import step_parts
 from fp8launch.report.throughput import parse_paths
 
 
@@ -23,8 +23,8 @@ def logs() -> Path:
 def test_the_parts_add_up_to_the_step(logs: Path, name: str, forward: float, backward: float) -> None:
     report = parse_paths([logs / f"{name}.log"])
     parts = {part.name: part for part in step_parts(report)}
-    assert report.step_time_ms is not None
-    assert sum(part.ms for part in parts.values()) == pytest.approx(report.step_time_ms.median)
+    assert report.speed.step_time_ms is not None
+    assert sum(part.ms for part in parts.values()) == pytest.approx(report.speed.step_time_ms.median)
     assert sum(part.share for part in parts.values()) == pytest.approx(1)
     assert parts["forward"].ms == pytest.approx(forward, abs=0.1)
     assert parts["backward"].ms == pytest.approx(backward, abs=0.1)
@@ -41,14 +41,14 @@ def test_json_has_every_timer_by_megatrons_name(logs: Path) -> None:
 
 def test_a_run_without_timers_has_no_parts(logs: Path) -> None:
     report = parse_paths([logs / "ours_again.log"])
-    assert report.timers_ms == {}
+    assert report.speed.timers_ms == {}
     assert not list(step_parts(report))
 
 
 def test_warm_up_does_not_count(logs: Path) -> None:
     log = read_log(logs / "phases_fp8.log")
     first = log.iterations.value("timer:optimizer", 0)
-    timers = parse_paths([logs / "phases_fp8.log"]).timers_ms
+    timers = parse_paths([logs / "phases_fp8.log"]).speed.timers_ms
     assert first > timers["optimizer"].max
 
 
@@ -87,4 +87,4 @@ def test_other_lines_are_no_timers(text: str) -> None:
 def test_a_timer_above_every_iteration_belongs_to_none(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("    optimizer .....: (71.93, 72.36)\n", encoding="utf-8")
-    assert parse_paths([log]).timers_ms == {}
+    assert parse_paths([log]).speed.timers_ms == {}

@@ -64,20 +64,20 @@ class TestH200:
     def test_numbers(self, name: str, step: float, tflops: float, tokens: float, memory: float) -> None:
         found = parse_paths([DATA / f"llama8b_4gpu_{name}_mbs1.log"], gpu="h200")
         assert found.status == "ok"
-        assert (found.iterations, found.warmup_dropped) == (7, 2)
-        assert found.step_time_ms.n == 5
-        assert found.step_time_ms.median == pytest.approx(step, rel=2e-3)
-        assert found.tflops_per_gpu.median == pytest.approx(tflops, rel=2e-3)
-        assert found.tokens_per_s_per_gpu.median == pytest.approx(tokens, rel=2e-3)
+        assert (found.training.iterations, found.steady_state.warmup_dropped) == (7, 2)
+        assert found.speed.step_time_ms.n == 5
+        assert found.speed.step_time_ms.median == pytest.approx(step, rel=2e-3)
+        assert found.speed.tflops_per_gpu.median == pytest.approx(tflops, rel=2e-3)
+        assert found.speed.tokens_per_s_per_gpu.median == pytest.approx(tokens, rel=2e-3)
         assert found.peak_memory_mib == pytest.approx(memory, abs=1)
 
     def test_mfu_divides_by_the_peak_of_what_was_asked_for(self) -> None:
         bf16 = parse_paths([DATA / "llama8b_4gpu_bf16_mbs1.log"], gpu="h200")
         fp8 = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"], gpu="h200")
-        assert bf16.mfu_denominator == {"gpu": "h200", "dtype": "bf16", "peak_tflops": 989.0}
-        assert fp8.mfu_denominator == {"gpu": "h200", "dtype": "fp8", "peak_tflops": 1979.0}
-        assert bf16.mfu.median == pytest.approx(566.1 / 989)
-        assert fp8.mfu.median == pytest.approx(781.2 / 1979)
+        assert bf16.speed.mfu_denominator == {"gpu": "h200", "dtype": "bf16", "peak_tflops": 989.0}
+        assert fp8.speed.mfu_denominator == {"gpu": "h200", "dtype": "fp8", "peak_tflops": 1979.0}
+        assert bf16.speed.mfu.median == pytest.approx(566.1 / 989)
+        assert fp8.speed.mfu.median == pytest.approx(781.2 / 1979)
 
     def test_fp8_is_what_the_arguments_say(self) -> None:
         found = parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"]).fp8
@@ -120,24 +120,29 @@ class TestCpu:
     def test_throughput_that_prints_as_zero_is_recomputed(self) -> None:
         found = parse_paths([DATA / "tiny_cpu_0.17_1rank.log"], gpu="cpu")
         assert found.status == "ok"
-        assert found.tflops_source == "recomputed"
-        assert 0 < found.tflops_per_gpu.median < 1
-        assert found.mfu is None
+        assert found.speed.tflops_source == "recomputed"
+        assert 0 < found.speed.tflops_per_gpu.median < 1
+        assert found.speed.mfu is None
         assert found.peak_memory_mib is None
-        assert found.loss_last < found.loss_first
-        assert found.dropped["after evaluation"] == (7, 13)
+        assert found.training.loss_last < found.training.loss_first
+        assert found.steady_state.dropped["after evaluation"] == (7, 13)
 
     def test_log_interval(self) -> None:
         found = parse_paths([DATA / "tiny_cpu_0.18_2ranks_interval5.log"])
-        assert (found.lines, found.iterations, found.iteration_last, found.iterations_planned) == (5, 20, 20, 22)
+        assert (
+            found.training.lines,
+            found.training.iterations,
+            found.training.iteration_last,
+            found.training.iterations_planned,
+        ) == (5, 20, 20, 22)
         assert found.status == "ok"
-        assert found.world_size == 2
+        assert found.setup.world_size == 2
 
     def test_resumed_in_one_file(self) -> None:
         found = parse_paths([DATA / "tiny_cpu_0.19_resumed.log"])
         assert found.status == "ok"
-        assert (found.iterations, found.lines) == (12, 12)
-        assert found.dropped["process start"] == (1, 2, 6, 7)
+        assert (found.training.iterations, found.training.lines) == (12, 12)
+        assert found.steady_state.dropped["process start"] == (1, 2, 6, 7)
         assert [a.iterations for a in found.attempts] == ["1-5", "6-12"]
 
     def test_nan(self) -> None:
@@ -149,46 +154,46 @@ class TestWarmUp:
     def test_lines_that_are_slow_at_first_are_dropped(self, report) -> None:
         times = [9000, 5000, 1500, 1300, *[1000.0 + i % 3 for i in range(40)]]
         found = report([line(i, ms=t) for i, t in enumerate(times, 1)])
-        assert found.dropped["process start"] == (1, 2)
-        assert found.dropped["warm-up"] == (3, 4)
-        assert found.warmup_dropped == 4
-        assert found.step_time_ms.n == 40
-        assert found.step_time_ms.max == 1002
+        assert found.steady_state.dropped["process start"] == (1, 2)
+        assert found.steady_state.dropped["warm-up"] == (3, 4)
+        assert found.steady_state.warmup_dropped == 4
+        assert found.speed.step_time_ms.n == 40
+        assert found.speed.step_time_ms.max == 1002
 
     def test_a_slow_line_in_the_middle_stays(self, report) -> None:
         times = [9000, 5000, 1000, 1000, 2000, *[1000.0] * 10]
         found = report([line(i, ms=t) for i, t in enumerate(times, 1)])
-        assert found.step_time_ms.max == 2000
-        assert found.warmup_dropped == 2
+        assert found.speed.step_time_ms.max == 2000
+        assert found.steady_state.warmup_dropped == 2
 
     def test_a_run_that_keeps_getting_faster_keeps_its_second_half(self, report) -> None:
         found = report([line(i, ms=100_000 / i) for i in range(1, 43)])
-        assert found.step_time_ms.n >= 20
+        assert found.speed.step_time_ms.n >= 20
 
     @pytest.mark.parametrize(("lines", "n"), [(1, None), (2, None), (3, 1), (7, 5)])
     def test_short_runs_say_how_little_they_rest_on(self, report, lines: int, n: int | None) -> None:
         found = report([line(i, planned=lines) for i in range(1, lines + 1)])
-        assert (found.step_time_ms.n if found.step_time_ms else None) == n
+        assert (found.speed.step_time_ms.n if found.speed.step_time_ms else None) == n
         assert found.status == "ok"
         assert any("after warm-up" in note for note in found.notes) == (lines < 5)
 
     def test_ramp_up_batches_are_set_apart(self, report) -> None:
         found = report([line(i, batch=8 if i < 10 else 16, ms=100.0 if i < 10 else 200.0) for i in range(1, 21)])
-        assert found.step_time_ms.mean == 200.0
-        assert found.dropped["other batch size"] == tuple(range(3, 10))
+        assert found.speed.step_time_ms.mean == 200.0
+        assert found.steady_state.dropped["other batch size"] == tuple(range(3, 10))
 
     def test_profiled_iterations_are_set_apart(self, report) -> None:
         arguments = dump(profile=True, profile_step_start=5, profile_step_end=7)
         found = report([arguments, *(line(i, ms=9e3 if 5 <= i <= 8 else 1e3) for i in range(1, 20))])
-        assert found.dropped["profiled"] == (5, 6, 7, 8)
-        assert found.step_time_ms.max == 1e3
+        assert found.steady_state.dropped["profiled"] == (5, 6, 7, 8)
+        assert found.speed.step_time_ms.max == 1e3
 
     def test_checkpoints_at_every_line_do_not_leave_nothing(self, report) -> None:
         lines = []
         for i in range(1, 10):
             lines += [line(i), f"saving checkpoint at iteration {i:7d} to ck in torch_dist format"]
         found = report(lines)
-        assert found.step_time_ms.n == 7
+        assert found.speed.step_time_ms.n == 7
         assert any("checkpoint" in note for note in found.notes)
 
 
@@ -198,11 +203,11 @@ class TestAttempts:
         second = [line(i, ms=2000 + i, planned=20) for i in range(9, 21)]
         found = report(first, second)
         assert found.status == "ok"
-        assert (found.lines, found.iterations) == (20, 20)
-        assert found.dropped["process start"] == (1, 2, 9, 10)
-        assert found.dropped["repeated by a later attempt"] == (9, 10, 11, 12)
-        assert found.step_time_ms.n == 16
-        assert found.step_time_ms.mean == pytest.approx(
+        assert (found.training.lines, found.training.iterations) == (20, 20)
+        assert found.steady_state.dropped["process start"] == (1, 2, 9, 10)
+        assert found.steady_state.dropped["repeated by a later attempt"] == (9, 10, 11, 12)
+        assert found.speed.step_time_ms.n == 16
+        assert found.speed.step_time_ms.mean == pytest.approx(
             fmean([*(1000 + i for i in range(3, 9)), *(2000 + i for i in range(11, 21))])
         )
 
@@ -247,7 +252,7 @@ class TestStatus:
         found = report([*lines, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."])
         assert found.status == "failed"
         assert (found.failure.code, found.failure.line) == ("out-of-memory", 20)
-        assert found.step_time_ms.n == 17
+        assert found.speed.step_time_ms.n == 17
 
     def test_died_at_the_start(self, report) -> None:
         found = report(["pretrain_gpt.py: error: unrecognized arguments: --foo"])
@@ -266,48 +271,48 @@ class TestStatus:
         lines = [line(i, planned=9, nan=int(i > 5), loss="" if i > 5 else "2.0E+00") for i in range(1, 10)]
         found = report(lines)
         assert (found.status, found.failure.code, found.failure.line) == ("failed", "nan", 6)
-        assert found.nan_iterations == 4
-        assert found.loss_last is None
+        assert found.training.nan_iterations == 4
+        assert found.training.loss_last is None
 
     def test_nan_that_passed(self, report) -> None:
         found = report([line(i, planned=9, nan=int(i == 5)) for i in range(1, 10)])
-        assert (found.status, found.nan_iterations) == ("ok", 1)
+        assert (found.status, found.training.nan_iterations) == ("ok", 1)
 
     def test_the_first_lines_count_is_not_counted_twice(self, report) -> None:
         """Megatron does not reset the counter after the first line of a process, so line 2 holds it again."""
         found = report([line(i, planned=9, nan=int(i <= 2)) for i in range(1, 10)])
-        assert found.nan_iterations == 1
+        assert found.training.nan_iterations == 1
 
 
 class TestWhatTheLogDoesNotSay:
     def test_no_world_size_no_tokens(self, report) -> None:
         found = report([line(i) for i in range(1, 20)])
-        assert found.tokens_per_s_per_gpu is None
+        assert found.speed.tokens_per_s_per_gpu is None
         assert any("world size" in note for note in found.notes)
 
     def test_the_manifest_fills_in(self, report) -> None:
         lines = [line(i, ms=2000.0) for i in range(1, 20)]
         found = report(lines, world_size=4, arguments={"seq_length": 1024})
-        assert found.tokens_per_s_per_gpu.median == 8 * 1024 / 2 / 4
+        assert found.speed.tokens_per_s_per_gpu.median == 8 * 1024 / 2 / 4
 
     def test_the_log_outranks_the_manifest(self, report) -> None:
         lines = [dump(seq_length=2048, world_size=2), *(line(i) for i in range(1, 20))]
         found = report(lines, world_size=4, arguments={"seq_length": 1024, "num_layers": 3})
-        assert (found.world_size, found.seq_length, found.arguments["num_layers"]) == (2, 2048, 3)
+        assert (found.setup.world_size, found.setup.seq_length, found.setup.arguments["num_layers"]) == (2, 2048, 3)
 
     def test_a_fork_that_prints_tokens_itself(self, report) -> None:
         text = (
             " iteration {}/9 | elapsed time per iteration (ms): 100.0 | tokens/sec/gpu: 5000.0 | global batch size: 8 |"
         )
         found = report([text.format(i) for i in range(1, 10)])
-        assert (found.tokens_per_s_per_gpu.median, found.tokens_source) == (5000.0, "logged")
+        assert (found.speed.tokens_per_s_per_gpu.median, found.speed.tokens_source) == (5000.0, "logged")
 
     def test_no_dump_no_fp8(self, report) -> None:
         assert report([line(1)]).fp8 is None
 
     def test_a_gpu_without_fp8_has_no_mfu_for_it(self, report) -> None:
         found = report([dump(fp8="hybrid", fp8_recipe="delayed"), *(line(i) for i in range(1, 9))], gpu="a100")
-        assert found.mfu is None
+        assert found.speed.mfu is None
         assert any("a100 has no fp8" in note for note in found.notes)
 
 
@@ -374,8 +379,8 @@ def test_any_log_gives_a_report(tmp_path_factory: pytest.TempPathFactory, lines:
     found = parse_paths([path, path], gpu="h200")
     json.dumps(found.as_json(), allow_nan=False)
     Console(file=io.StringIO()).print(render_text(found))
-    if found.step_time_ms:
-        assert found.step_time_ms.min > 0
+    if found.speed.step_time_ms:
+        assert found.speed.step_time_ms.min > 0
 
 
 class TestText:

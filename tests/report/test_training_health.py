@@ -17,9 +17,9 @@ from fp8launch.cli import run
 from fp8launch.injob.supervisor.health_rules import CODES, LIMITS, HealthLimits
 from fp8launch.recipe.field_types import HealthCode
 from fp8launch.recipe.sections import Health
-from fp8launch.report.health import limits_of
-from fp8launch.report.loss_summary import loss_summary
-from fp8launch.report.run_data import run_from_logs
+from fp8launch.report.losses import loss_summary
+from fp8launch.report.outcome import limits_of
+from fp8launch.report.read_run import run_from_logs
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.throughput import read_logs, summarise_run
 
@@ -190,7 +190,7 @@ def test_no_real_log_raises_a_false_alarm() -> None:
     trained = 0
     for log in (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()):
         seen = summarise_run(read_logs([log]))
-        trained += bool(seen.lines)
+        trained += bool(seen.training.lines)
         if seen.health:
             found[f"{log.parent.name}/{log.name}"] = [problem.code for problem in seen.health]
     assert trained > 150
@@ -274,3 +274,50 @@ def test_a_comparison_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     rows = json.loads(capsys.readouterr().out)["rows"]
     codes = {one["name"]: [problem["code"] for problem in one["health"]] for row in rows for one in row["runs"]}
     assert sorted(codes.values()) == [[], ["loss-jump"]]
+
+
+def node_times(slow: float, everybody: float = 1.0) -> Callable[[int], str]:
+    """What rank 0 prints about three nodes every tenth iteration; from iteration 151 on node2 is slower."""
+
+    def line(i: int) -> str:
+        if i % 10 != 1 or i == 1:
+            return ""
+        times = {f"node{n}": 20 + random.Random(10 * i + n).gauss(0, 0.5) for n in (1, 2, 3)}
+        if i > 151:
+            times = {node: ms * everybody for node, ms in times.items()}
+            times["node2"] *= slow
+        record = {"v": 1, "first": i - 10, "last": i - 1, "forward_ms": times}
+        return f"0: fp8launch-nodes: {json.dumps(record)}\n"
+
+    return line
+
+
+def later(i: int) -> float:
+    return (2000 if i <= 150 else 3000) + random.Random(7 * i).uniform(-5, 5)
+
+
+def test_a_slow_node_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = text(ms=later, before=node_times(1.6))
+    slow = {problem.code: problem for problem in report(tmp_path, log).health}["slow-node"]
+    assert slow.message.startswith("node2 slows the run from iteration 15") and "on node2" in slow.message
+    assert run(["parse", str(tmp_path / "run.log"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["health"]
+    [entry] = [problem for problem in found if problem["code"] == "slow-node"]
+    assert (entry["node"], entry["others"], entry["severity"]) == ("node2", 2, "warning")
+    assert entry["factor"] == pytest.approx(1.6, rel=0.1) and entry["others_factor"] == pytest.approx(1, rel=0.1)
+    assert entry["measurements"] == [15, 14]
+    assert run(["parse", str(tmp_path / "run.log")]) == 0
+    assert "[slow-node]" in capsys.readouterr().out
+    assert {problem.code for problem in report(tmp_path, log, HealthLimits(ignore=("slow-node",))).health} == {
+        "slowdown"
+    }
+
+
+@pytest.mark.parametrize("times", [node_times(1.0), node_times(1.0, 1.5)])
+def test_a_slowdown_that_is_not_one_nodes_names_none(tmp_path: Path, times: Callable[[int], str]) -> None:
+    assert [problem.code for problem in report(tmp_path, text(ms=later, before=times)).health] == ["slowdown"]
+
+
+def test_a_node_that_slows_nobody_is_not_named(tmp_path: Path) -> None:
+    """The step time stays: the forward pass is a small part of it."""
+    assert report(tmp_path, text(before=node_times(1.6))).health == ()

@@ -103,7 +103,7 @@ def test_fp8_weights_silence_the_warning_about_parameter_gather() -> None:
         'fp8launch-probe: {"v":1,"ra 12: fp8launch-probe: {"v"',
         "fp8launch-probe: []",
         "fp8launch-other: {}",
-        "fp8launch: the FP8 probe failed, training goes on",
+        "fp8launch: the FP8 probe failed, training continues",
         'x fp8launch-probe: {"v":1}',
         "",
     ],
@@ -158,7 +158,7 @@ def test_an_8b_step_on_h200_shows_its_kernels_and_its_profiled_iterations_do_not
     assert [(f.kind, f.shows) for f in found.findings] == [("kernels", True), ("modules", True), ("arguments", None)]
     profiled = next(e.data["iteration"] for e in log.evidence if e.kind == "kernels")
     assert isinstance(profiled, int)
-    dropped = parse_paths([log.path]).dropped
+    dropped = parse_paths([log.path]).steady_state.dropped
     assert {profiled, profiled + 1} <= {number for numbers in dropped.values() for number in numbers}
 
 
@@ -205,10 +205,10 @@ def test_a_log_without_our_lines_is_read_as_before_and_said_to_prove_nothing() -
 def test_profiled_iterations_do_not_count(tmp_path: Path) -> None:
     plain = parse_paths([TENSORWISE])
     report = parse_paths([log_with(tmp_path, TENSORWISE, line(kernels(96, 3, iteration=7)))])
-    assert report.dropped["profiled"] == (7, 8)
-    assert plain.step_time_ms is not None
-    assert report.step_time_ms is not None
-    assert report.step_time_ms.n == plain.step_time_ms.n - 2
+    assert report.steady_state.dropped["profiled"] == (7, 8)
+    assert plain.speed.step_time_ms is not None
+    assert report.speed.step_time_ms is not None
+    assert report.speed.step_time_ms.n == plain.speed.step_time_ms.n - 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 from support import only, refused
 
 from fp8launch.rundir import atomic_io
-from fp8launch.rundir.run_dir import RunFolder, create_run_folder, write_atomically
+from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.run_dir import RunFolder, create_run_folder, job_order, write_atomically
 
 LAUNCHERS = Path(__file__).resolve().parents[2] / "launchers"
 
@@ -161,7 +162,7 @@ def test_a_reader_and_a_kill_never_see_half_a_manifest(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"a": 1'])
-def test_a_damaged_manifest_is_told(run: RunFolder, text: str) -> None:
+def test_a_damaged_manifest_is_reported(run: RunFolder, text: str) -> None:
     (run.path / "manifest.json").write_text(text)
     assert only(refused(run.manifest)).code == "bad-manifest"
 
@@ -195,3 +196,17 @@ def test_attempts_come_in_the_order_in_which_they_started(run: RunFolder) -> Non
 def test_a_run_that_never_started_has_no_attempts(run: RunFolder) -> None:
     assert run.attempts() == []
     assert run.batch_output() == []
+
+
+@pytest.mark.parametrize("job", ["123", "123_4", "123.pbs01", "123[4].pbs01.site.edu", "4711:99", "job-7f3a"])
+def test_every_scheduler_has_its_own_job_ids(tmp_path: Path, job: str) -> None:
+    run = create_run_folder(tmp_path, "r-1", {}, {"name": "r", "jobs": [{"id": job}]})
+    for restart, status in ((0, 1), (1, 0)):
+        (run.path / "logs" / f"{job}-{restart}.log").write_text("iteration\n")
+        (run.path / "logs" / f"{job}-{restart}.exit").write_text(f"{status}\n")
+    assert job_ids(run) == [job]
+    assert [(one.job_id, one.restart, one.exit_status) for one in run.attempts()] == [(job, 0, 1), (job, 1, 0)]
+
+
+def test_job_ids_are_in_the_order_of_their_numbers() -> None:
+    assert sorted(["10.pbs01", "9.pbs01", "9_10", "9_2"], key=job_order) == ["9.pbs01", "9_2", "9_10", "10.pbs01"]

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import log_bytes, real_logs
 
+from fp8launch import plugin_registry
 from fp8launch.cli import cli
 
 WORKER = Path(__file__).with_name("foreign_worker.py")
@@ -35,7 +36,7 @@ MOST_READ, MOST_MEMORY_KIB = 600 << 20, 1_500_000
 SECRET = "private-7351"
 # Python programs and packages import these; a folder that is searched for modules would give them.
 MODULES = ("sitecustomize", "usercustomize", "json", "numpy", "yaml", "torch", "fp8launch", "submitit", "tokenizers")
-EXAMPLES = int(os.environ.get("FP8LAUNCH_FUZZ", "0")) // 30 or 4
+EXAMPLES = int(os.environ.get("FP8LAUNCH_FUZZ", "0")) // 30 or 10
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away"),
@@ -69,18 +70,20 @@ class World:
     def canaries(self) -> Path:
         return self.root / "canaries"
 
-    def run(self, commands: list[list[str]]) -> list[dict[str, Any]]:
+    def run(self, commands: list[list[str]], preload: bool = False) -> list[dict[str, Any]]:
         """Run commands as ME in the folder of their recipes."""
         environment = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(self.mine), "LANG": "C.UTF-8",
             "FP8LAUNCH_RUNS": str(self.theirs / "runs"), "FP8LAUNCH_OFFLINE": "1", "TMPDIR": str(self.mine / "tmp"),
             "SLURM_CONF": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "80", "PYTHONSAFEPATH": "1",
         }  # fmt: skip
+        if (selection := os.environ.get(plugin_registry.SELECTION)) is not None:
+            environment[plugin_registry.SELECTION] = selection
         # The capability only opens the Python of the tests, wherever it is; all files have another owner.
         as_me = ["setpriv", f"--reuid={ME}", f"--regid={ME}", "--clear-groups", "--inh-caps=+dac_read_search"]
         done = subprocess.run(
             [*as_me, "--ambient-caps=+dac_read_search", sys.executable, str(WORKER)],
-            input=json.dumps({"theirs": str(self.theirs), "commands": commands}),
+            input=json.dumps({"theirs": str(self.theirs), "commands": commands, "preload": preload}),
             env=environment,
             cwd=self.theirs / "recipes",
             capture_output=True,
@@ -101,14 +104,17 @@ class World:
 
 
 def commands(world: World) -> dict[str, list[list[str]]]:
-    """Each command of fp8launch with arguments that lead it to files of the other user."""
+    """Each command of the core and the active plugins with arguments that lead it to files of the other user."""
     runs, data = world.theirs / "runs", world.theirs / "data"
     recipe, script = str(world.theirs / "recipes/r.yaml"), str(world.theirs / "recipes/script.yaml")
     model, stored = str(world.theirs / "model"), str(world.theirs / "checkpoints")
     out = str(world.mine / "out")
     local = ["--backend", "local"]
     log = str(runs / "r-1/logs/local-0.log")
-    return {
+    accelerate, bridge, plain = (
+        str(world.theirs / f"recipes/{name}.yaml") for name in ("accelerate", "bridge", "plain")
+    )
+    table = {
         "init cluster": [["init", "cluster", "x", "--out", out, "--yes", "--force"]],
         "init recipe": [["init", "recipe", model, "--data", str(data / "set"), "--out", out, "--yes", "--force"]],
         "recipes": [["recipes", recipe], ["recipes"]],
@@ -125,20 +131,28 @@ def commands(world: World) -> dict[str, list[list[str]]]:
         ],
         "data sample": [["data", "sample", str(runs / "r-1"), "--prompt", "x", "--tokenizer", "bytes"]],
         "data blend": [["data", "blend", str(data / "set"), str(data / "set")]],
-        "convert hf-to-megatron": [["convert", "hf-to-megatron", model, f"{out}-m", *local, "--dry-run"]],
+        "convert hf-to-megatron": [
+            ["convert", "hf-to-megatron", model, f"{out}-m", *local, *more] for more in ([], ["--dry-run"])
+        ],
         "convert megatron-to-hf": [
-            ["convert", "megatron-to-hf", place, f"{out}-h", *local, "--dry-run", *more]
-            for place in (stored, str(runs / "r-1")) for more in ([], ["--model", model])
+            ["convert", "megatron-to-hf", place, f"{out}-h", *local, *more]
+            for place in (stored, str(runs / "r-1")) for more in (["--dry-run"], ["--dry-run", "--model", model], [])
         ],
         "check": [
             ["check", recipe, *more] for more in ([], ["--set", f"checkpoint.load={stored}"], ["--json"])
-        ] + [["check", script], ["check", str(runs / "r-1")]],
+        ] + [["check", script], ["check", str(runs / "r-1")], ["check", accelerate], ["check", bridge]]
+        + [["check", str(place), "--rehearse"] for place in (runs / "r-1", runs / "s", script, Path(script).parent)],
         "estimate": [["estimate", recipe], ["estimate", str(runs / "r-1")]],
+        "prove": [["prove", str(runs / "r-1")], ["prove", script]],
         "plan": [["plan", model, "--gpu", "h100", "--gpus", "8"], ["plan", recipe, "--gpu", "h100", "--gpus", "8"]],
-        "render": [["render", recipe, "--as", form] for form in ("args", "sbatch", "yaml")] + [["render", script]],
+        "render": [["render", recipe, "--as", form] for form in ("args", "sbatch", "yaml", "json")]
+        + [["render", script], ["render", accelerate], ["render", bridge], ["render", recipe, "--portable"]],
         "diff": [["diff", recipe, str(runs / "r-1")]],
         "submit": [
             ["submit", recipe, *local, "--dry-run"], ["submit", str(runs / "r-1"), *local],
+            ["submit", recipe, "--backend", "sbatch", "--dry-run"], ["submit", script, *local, "--dry-run"],
+            *(["submit", named, *local] for named in (recipe, script, accelerate, "s")),
+            ["submit", plain, *local, "--run-root", str(world.mine / "runs"), "--dry-run", "--rehearse"],
             ["submit", "tiny_cpu", *local],
             ["submit", "tiny_cpu", *local, "--over", "megatron.seed=1,2", "--study", "s"],
         ],
@@ -146,21 +160,27 @@ def commands(world: World) -> dict[str, list[list[str]]]:
         "watch": [["watch", "r-1"]],
         "logs": [["logs", "r-1"], ["logs", "r-1", "--batch"], ["logs", "r-1", "-n", "5"], ["logs", "r-1", "--metrics"]],
         "cancel": [["cancel", "r-1"], ["cancel", "s"]],
-        "resume": [["resume", "r-1"], ["resume", str(runs / "r-1"), "--attempts", "2"]],
-        "tune": [["tune", recipe, *local, "--dry-run"], ["tune", str(runs / "r-1"), *local, "--dry-run"]],
+        "resume": [["resume", "r-1"], ["resume", str(runs / "r-1"), "--attempts", "2"], ["resume", "s"]],
+        "tune": [["tune", named, *local, "--dry-run"] for named in (recipe, script, str(runs / "r-1"))]
+        + [["tune", recipe, *local]],
         "parse": [["parse", "r-1"], ["parse", log], ["parse", str(runs / "s"), "--json"]],
         "verify": [["verify", "r-1"], ["verify", log]],
         "compare": [
             ["compare", "r-1", log, "--force", "--html", f"{out}.html", "--csv", f"{out}.csv"], ["compare", "s"],
         ],
         "archive": [["archive", "r-1", "--out", f"{out}.tar.gz", "--force"]],
-        "export": [["export", "r-1", "--to", "tensorboard", "--dir", f"{out}-tb"]],
+        "export": [
+            ["export", "r-1", "--to", tracker, "--offline", "--dir", f"{out}-{tracker}"]
+            for tracker in ("tensorboard", "wandb", "mlflow")
+        ],
         "clusters": [["clusters"]],
         "images": [["images"]],
         "images import": [["images", "import", "nope", "--to", str(world.theirs / "images")]],
         "doctor": [["doctor"]],
         "completion": [["completion", "bash"]],
     }  # fmt: skip
+    absent = plugin_registry.absent("commands")
+    return {name: lines for name, lines in table.items() if name.split()[0] not in absent}
 
 
 def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -232,6 +252,7 @@ def fill(world: World) -> None:
 
 def as_root(world: World, *words: str) -> None:
     environment = {**os.environ, "HOME": str(world.root), "FP8LAUNCH_RUNS": str(world.theirs / "runs")}
+    environment.pop(plugin_registry.SELECTION, None)  # the other user has every plugin
     done = subprocess.run(
         [sys.executable, "-m", "fp8launch", *words], env=environment, capture_output=True, text=True, check=False
     )
@@ -315,12 +336,21 @@ def make_recipes(world: World) -> None:
     recipes = world.theirs / "recipes"
     recipes.mkdir()
     data = f"data: {{kind: indexed, blend: [{world.theirs}/data/set]}}\n"
+    whole = data.replace("]}", '], split: "1,0,0", tokenizer: {type: NullTokenizer}}')
     (recipes / "base.yaml").write_text("extends: tiny_cpu\n")
     (recipes / "r.yaml").write_text(f"extends: base.yaml\nname: r\n{data}launch: {{python: {recipes}/python}}\n")
     (recipes / "train.py").write_text(f"open({str(world.canaries / 'train')!r}, 'w')\n")
     (recipes / "script.yaml").write_text(
         f"engine: script\nname: q\nlaunch: {{script: {recipes}/train.py, python: {recipes}/python}}\n"
         "resources: {nodes: 1, gpus_per_node: 1, gpu: cpu}\n"
+    )
+    (recipes / "plain.yaml").write_text(f"extends: tiny_cpu\nname: plain\n{whole}")
+    (recipes / "accelerate.yaml").write_text(
+        f"extends: tiny_cpu\nname: a\nengine: accelerate\naccelerate: {{sharding: ddp}}\n{data}"
+    )
+    (recipes / "bridge.yaml").write_text(
+        "engine: bridge\nname: b\nbridge: {recipe: llama3_8b_pretrain_8gpu_h100_fp8cs_config}\n"
+        "resources: {nodes: 1, gpus_per_node: 8, gpu: h100}\n"
     )
     (recipes / "launch.sh").write_text("python pretrain_gpt.py --num-layers 2 --hidden-size 64 $(touch x)\n")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -478,4 +508,4 @@ def test_a_world_with_other_things_in_the_place_of_files(world: World, data: st.
     chosen = data.draw(st.lists(st.sampled_from(names()), min_size=10, max_size=16, unique=True), "commands")
     table = commands(world)
     with spoiled(world, spoils):
-        require_harmless(world, world.run([words for name in chosen for words in table[name]]))
+        require_harmless(world, world.run([words for name in chosen for words in table[name]], preload=True))

@@ -23,7 +23,7 @@ from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
 from fp8launch.rundir.study import create_study
-from fp8launch.schedulers.slurm.job_rows import JobRow, is_job_of
+from fp8launch.schedulers.slurm.slurm_jobs import JobRow, is_job_of
 
 Say = Callable[..., tuple[int, str, str]]
 BASE = {
@@ -231,9 +231,12 @@ def test_the_code_of_a_run_is_nobody_else_s_to_write(say: Say, home: Path, monke
 # --- what stands in it ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("job", ["--user=root", "-u", "1 2", "1;2", "$(id)", "", "1_", "_1", "12\n13", None, {"a": 1}])
+NO_JOB_IDS = ["--user=root", "-u", "1 2", "1;2", "$(id)", "", "../1", "_1", ".1", "12\n13", "1" * 200, None, {"a": 1}]
+
+
+@pytest.mark.parametrize("job", NO_JOB_IDS)
 @pytest.mark.parametrize("verb", ["cancel", "resume", "runs"])
-def test_a_job_is_a_number_and_never_an_option_of_scancel(
+def test_a_job_id_is_neither_an_option_nor_a_path(
     say: Say, make: Callable[..., RunFolder], job: object, verb: str
 ) -> None:
     run = make()
@@ -353,7 +356,7 @@ def test_a_manifest_that_nobody_wrote(say: Say, make: Callable[..., RunFolder], 
 # --- half written -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_half_made_or_damaged_is_told(say: Say, home: Path, make: Callable[..., RunFolder]) -> None:
+def test_incomplete_or_damaged_folders_are_reported(say: Say, home: Path, make: Callable[..., RunFolder]) -> None:
     make("good-1")
     (home / "runs/.making-x-1.0123abcd").mkdir()
     (make("torn-1").path / "manifest.json").write_text('{"name"')
@@ -487,7 +490,7 @@ HOSTILE_NAME = "evil\x1b]52;c;cm0gLXJm\x07\u202egnp\u200f"
         ("compare", HOSTILE_NAME, HOSTILE_NAME),
         ("verify", HOSTILE_NAME),
         ("logs", HOSTILE_NAME, "--path"),
-        ("archive", HOSTILE_NAME),
+        pytest.param(("archive", HOSTILE_NAME), marks=pytest.mark.needs_plugin("archive")),
         ("cancel", HOSTILE_NAME),
         ("check", HOSTILE_NAME),
         ("check", HOSTILE_NAME, "--no-such-option"),

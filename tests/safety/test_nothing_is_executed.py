@@ -13,10 +13,11 @@ import pytest
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
-from fp8launch.job.batch_script import batch_script, local_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
-from fp8launch.submit.provenance import checkout_of
+from fp8launch.schedulers.local import local_script
+from fp8launch.schedulers.slurm.batch_script import batch_script
+from fp8launch.submit.checkout import checkout_of
 
 Say = Callable[..., tuple[int, str, str]]
 

@@ -50,10 +50,10 @@ def test_in_what_sacct_says(code: str, tmp_path: Path, monkeypatch: pytest.Monke
         (bin_ / name).write_text(f"#!/bin/sh\ncat <<'END'\n{line}\nEND\n")
         (bin_ / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
-    from fp8launch.schedulers.slurm import job_states
+    from fp8launch.schedulers.slurm import slurm_jobs
 
     run = create_run_folder(tmp_path / "runs", "r-1", {}, {"jobs": [{"id": "12"}]})
-    assert job_states.states([run])[0].status == "failed"
+    assert slurm_jobs.states([run])[0].status == "failed"
 
 
 DUMP = "------------------------ arguments ------------------------"

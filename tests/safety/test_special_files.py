@@ -45,7 +45,7 @@ def test_a_checkpoint_whose_part_is_no_file_is_torn(tmp_path: Path, make: Make) 
     part.parent.mkdir()
     make(part)
     code = "from pathlib import Path; from fp8launch.injob.supervisor.checkpoints import torn; print(torn(Path({!r})))"
-    assert "model_optim_rng.pt is cut short" in in_time(code.format(str(tmp_path)))
+    assert "model_optim_rng.pt, which is cut short" in in_time(code.format(str(tmp_path)))
 
 
 def test_the_tracker_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -87,10 +87,18 @@ def test_a_pipe_in_the_place_of_a_recipe_holds_nobody_up(tmp_path: Path, verb: s
     assert "it is a pipe [unreadable-file]" in done.stdout + done.stderr
 
 
-def test_what_a_shell_passes_as_a_file_is_read(tmp_path: Path) -> None:
+COMMAND_LINE = "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64"
+
+
+@pytest.mark.parametrize(
+    ("verb", "content", "answer"),
+    [
+        ("render", "extends: tiny_cpu", "--num-layers 2"),
+        pytest.param("import", COMMAND_LINE, "num_layers: 2", marks=pytest.mark.needs_plugin("importer")),
+    ],
+)
+def test_what_a_shell_passes_as_a_file_is_read(verb: str, content: str, answer: str) -> None:
     start = f"{sys.executable} -c 'from fp8launch.cli import main; main()'"
-    words = "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 64"
-    lines = f"{start} import <(sleep 1; echo {words}); {start} render <(sleep 1; echo 'extends: tiny_cpu')"
-    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
-    assert "num_layers: 2" in done.stdout
-    assert "--num-layers 2" in done.stdout
+    line = f"{start} {verb} <(sleep 1; echo '{content}')"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert answer in done.stdout

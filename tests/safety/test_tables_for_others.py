@@ -53,7 +53,12 @@ def test_markdown_shows_names_and_nothing_else(say: Say, tmp_path: Path) -> None
     assert not re.search(r"(?<!\\)\](?=\()", text)
 
 
-@pytest.mark.parametrize("option", ["--html", "--csv", "--md", "--plot"])
+PLOTS = pytest.mark.needs_plugin("plots")
+
+
+@pytest.mark.parametrize(
+    "option", [pytest.param("--html", marks=PLOTS), "--csv", "--md", pytest.param("--plot", marks=PLOTS)]
+)
 def test_a_report_does_not_follow_a_link(say: Say, tmp_path: Path, option: str) -> None:
     """In a shared folder a link of another user led `--html` over a file of mine."""
     shutil.copy(LOG, tmp_path / "a.log")

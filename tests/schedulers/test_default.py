@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import only, path_without_slurm, refused
+from support import path_without_slurm
 
 from fp8launch import cli, schedulers
-from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.profile import Cluster, config_folder
+from fp8launch.rundir.registry import default_root
+from fp8launch.rundir.run_dir import create_run_folder
 from fp8launch.schedulers.slurm import inventory
-from fp8launch.schedulers.slurm.submitit import SubmititScheduler
 
 DOWN = "Slurmctld(primary) at head is DOWN"
 
@@ -73,18 +73,6 @@ def test_a_profile_for_a_cluster_that_is_not_here(
     assert "#SBATCH --partition=main" in capfd.readouterr().out
 
 
-def test_without_submitit_nothing_is_made(
-    home: Path, fake_slurm: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_slurm.program("scontrol", DOWN, status=1)
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    assert cli.run(["submit", "tiny_cpu", "--backend", "submitit"]) == 3
-    err = capfd.readouterr().err
-    assert "[no-submitit]" in err and f"{sys.executable} -m pip install 'submitit" in err
-    assert not list(home.rglob("manifest.json"))
-    assert only(refused(SubmititScheduler().require, exit_code=3)).code == "no-submitit"
-
-
 def test_a_slurm_conf_that_is_not_there_is_named(
     home: Path, fake_slurm: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,3 +81,49 @@ def test_a_slurm_conf_that_is_not_there_is_named(
     assert cli.run(["submit", "tiny_cpu"]) == 3
     assert "SLURM_CONF is /nowhere/slurm.conf" in capfd.readouterr().err
     assert not list(home.rglob("manifest.json"))
+
+
+NO_CONFIGURATION = "scontrol: fatal: Could not establish a configuration source"
+
+
+def test_slurm_without_a_cluster_leaves_runs_to_this_machine(
+    home: Path, fake_slurm: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Distributions install Slurm's commands as a dependency of other packages."""
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    fake_slurm.program("sbatch", "slurm 24.11.5")
+    fake_slurm.program("scontrol", status=1, complaint=NO_CONFIGURATION)
+    inventory.read_site.cache_clear()
+    assert cli.run(["submit", "tiny_cpu", "--dry-run"]) == 0
+    shown = capfd.readouterr()
+    assert "#SBATCH" not in shown.out and "warning: sbatch is installed here but finds no cluster" in shown.err
+
+
+@pytest.mark.parametrize(
+    "options", [("--backend", "sbatch"), ("--partition", "main"), ("--cluster", "site"), ("--cluster", "./site.yaml")]
+)
+def test_a_cluster_that_was_named_is_never_replaced_by_this_machine(
+    home: Path, fake_slurm: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: tuple[str]
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.chdir(home)
+    for folder in (home, config_folder()):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "site.yaml").write_text("python: /usr/bin/python3\n")
+    fake_slurm.program("sbatch", "slurm 24.11.5")
+    fake_slurm.program("scontrol", status=1, complaint=NO_CONFIGURATION)
+    inventory.read_site.cache_clear()
+    assert cli.run(["submit", "tiny_cpu", *options]) == 3
+    assert "[no-slurm]" in capfd.readouterr().err
+
+
+def test_after_a_run_on_a_cluster_nothing_trains_on_its_login_node(
+    home: Path, fake_slurm: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    create_run_folder(default_root(), "a-1", {}, {"created": "2026-01-01T00:00:00+00:00", "backend": "sbatch"})
+    fake_slurm.program("sbatch", "slurm 24.11.5")
+    fake_slurm.program("scontrol", status=1, complaint=NO_CONFIGURATION)
+    inventory.read_site.cache_clear()
+    assert cli.run(["submit", "tiny_cpu"]) == 3
+    assert "[no-slurm]" in capfd.readouterr().err

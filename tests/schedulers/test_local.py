@@ -16,13 +16,14 @@ import pytest
 from support import only, refused
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.job.job import Job
+from fp8launch.injob.local_job import LOCAL_RUN, processes_with
+from fp8launch.job.job import Job, Resources
 from fp8launch.job.prepared import prepare
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers import local
 from fp8launch.schedulers.base import JobState
 from fp8launch.schedulers.local import LocalScheduler
-from fp8launch.submit.submit import submit
+from fp8launch.submit.submit import single, submit_run
 
 LAUNCHERS = Path(__file__).resolve().parents[2] / "launchers"
 ENDING = 'status=0\n{command} || status=$?\necho "$status" > logs/local-0.exit\n: > logs/local-0.log\nexit "$status"\n'
@@ -62,14 +63,14 @@ def test_a_run_keeps_its_exit_status(run_of: Callable[[str], RunFolder], command
 
 
 def test_a_run_lives_on_when_the_shell_ends(a_run: Callable[..., RunFolder], tmp_path: Path) -> None:
-    """Started by another process, which is gone when the state is asked for."""
+    """Started by another process, which has ended when the state is queried."""
     run = a_run(job_sh=script(f"{tmp_path}/runs/r-1", "sh -c 'while [ ! -e go ]; do sleep 0.02; done'"))
     program = (
         "import sys; from pathlib import Path\n"
         "from fp8launch.schedulers.local import LocalScheduler; from fp8launch.rundir.run_dir import RunFolder\n"
-        "from fp8launch.job.job import Job\n"
+        "from fp8launch.job.job import Job, Resources\n"
         "run = RunFolder(Path(sys.argv[1]))\n"
-        "job = Job('r', '', str(run.path), 1, 1, 'srun', 'python3', ())\n"
+        "job = Job('r', '', str(run.path), Resources(), 1, 'srun', 'python3')\n"
         "run.update(jobs=[{'id': LocalScheduler().submit(job, run, 'k')}])\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(LAUNCHERS)}
@@ -111,6 +112,10 @@ def lives(pid: int) -> bool:
         return False
 
 
+def processes(run: RunFolder) -> list[int]:
+    return list(processes_with(LOCAL_RUN, str(run.path)))
+
+
 @pytest.mark.parametrize("trap", ["", 'trap "" TERM;'.replace('"', '\\"')], ids=["polite", "deaf"])
 def test_cancel_ends_every_process(
     run_of: Callable[[str], RunFolder], trap: str, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +124,7 @@ def test_cancel_ends_every_process(
     run = run_of(RANKS.format(trap=trap))
     until(lambda: len(ranks(run)) == 2)
     assert state(run).status == "running"
-    everyone = local._alive(run)
+    everyone = processes(run)
     assert set(ranks(run)) < set(everyone)
     LocalScheduler().cancel([run])
     assert not [pid for pid in everyone if lives(pid)]
@@ -145,8 +150,8 @@ def test_a_script_that_was_killed_has_failed(run_of: Callable[[str], RunFolder])
     run = run_of("sh -c 'touch started; sleep 300'")
     until((run.path / "started").exists)
     pid = int(str(run.manifest()["jobs"][0]["id"]).partition(":")[0])
-    while processes := local._alive(run):
-        for process in processes:
+    while alive := processes(run):
+        for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -190,7 +195,7 @@ def test_a_run_on_another_machine_is_asked_for_there(a_run: Callable[..., RunFol
 
 
 def test_one_machine_is_one_node(a_run: Callable[..., RunFolder]) -> None:
-    job = Job("r", "", "/r", 2, 1, "srun", "python3", ())
+    job = Job("r", "", "/r", Resources(nodes=2), 1, "srun", "python3")
     assert only(refused(LocalScheduler().validate, job)).code == "local-is-one-node"
 
 
@@ -210,7 +215,7 @@ def test_a_named_script_runs_as_the_ranks_of_a_real_torchrun(home: Path, write: 
         f"extends: tiny_cpu\nname: r\nlaunch: {{script: '{program}'}}\nresources: {{gpus_per_node: 2}}\n"
         'env: {WORDS: "it\'s\\n$(two)"}\n',
     )
-    run = submit(prepare(recipe), Cluster(python=sys.executable), home / "runs", LocalScheduler())
+    run = submit_run(single(prepare(recipe)), Cluster(python=sys.executable), home / "runs", LocalScheduler())
     until(lambda: state(run).final, 120)
     log = run.attempts()[0].log.read_text()
     assert (state(run).status, state(run).exit_code) == ("failed", 5), log

@@ -17,17 +17,16 @@ from fp8launch import cli
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.schedulers.environment import clean_environment
-from fp8launch.schedulers.slurm import cancellation, job_rows, job_states, sbatch_calls, slurm_cli
-from fp8launch.schedulers.slurm.sbatch import SbatchScheduler
-from fp8launch.submit.cancel import cancel_runs
-from fp8launch.submit.submission import record_job
+from fp8launch.schedulers.slurm import sbatch, slurm_cli, slurm_jobs
+from fp8launch.schedulers.slurm.slurm_scheduler import SlurmScheduler
+from fp8launch.submit.submission import cancel_runs, record_job
 
 DISABLED = "Slurm accounting storage is disabled"
 SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
 def state(run: RunFolder) -> JobState:
-    return job_states.states([run])[0]
+    return slurm_jobs.states([run])[0]
 
 
 def left(run: RunFolder, attempt: str, status: int | None) -> RunFolder:
@@ -165,7 +164,17 @@ def test_a_run_whose_follow_up_is_gone_is_interrupted(
     assert state(run).status != "interrupted"
 
 
-def test_a_silent_controller_is_told_and_changes_nothing(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
+def test_a_cancelled_run_is_not_interrupted(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
+    """`fp8launch cancel` ends the job that waits as well, and the supervisor has no time to record it."""
+    fake_slurm.program("squeue", "12|CANCELLED|None\n13|CANCELLED|None")
+    fake_slurm.program("sacct", "12|CANCELLED by 0|0:0|None\n13|CANCELLED by 0|0:0|None")
+    run = left(a_run("12"), "12-0", None)
+    (run.path / "attempts.json").write_text(json.dumps({"attempts": [{"job": "12"}], "waiting": "13", "excluded": []}))
+    run.update(cancelled="2026-01-01T00:00:00+00:00")
+    assert state(run).status == "cancelled"
+
+
+def test_a_silent_controller_is_reported_and_changes_nothing(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
     fake_slurm.program("squeue", status=1, complaint=SILENT)
     fake_slurm.program("sacct", "")
     run = left(a_run("12"), "12-0", None)
@@ -194,7 +203,7 @@ def test_only_the_newest_job_of_a_run_counts(fake_slurm: Any, a_run: Callable[..
 def test_many_runs_are_one_question(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
     fake_slurm.program("squeue", "1|RUNNING|None\n3|COMPLETED|None")
     fake_slurm.program("sacct", "2|FAILED|1:0|\n3|COMPLETED|0:0|")
-    found = job_states.states([a_run(job, name=f"r-{job}") for job in ("1", "2", "3")])
+    found = slurm_jobs.states([a_run(job, name=f"r-{job}") for job in ("1", "2", "3")])
     assert [s.status for s in found] == ["running", "failed", "completed"]
     assert [call.split()[0] for call in fake_slurm.calls] == ["squeue", "sacct"]
     assert fake_slurm.calls[1].endswith("-j 2,3")
@@ -209,9 +218,9 @@ def test_runs_whose_jobs_have_one_number_are_told_apart(fake_slurm: Any, a_run: 
     ]
     fake_slurm.program("sacct", "\n".join(rows))
     fake_slurm.program("squeue", "12|RUNNING|None|r|fp8launch:r-3.s0-cd|x")
-    found = job_states.states([first, second, third])
+    found = slurm_jobs.states([first, second, third])
     assert [one.status for one in found] == ["completed", "failed", "running"]
-    assert [one.status for one in job_states.states([third, second, first])] == ["running", "failed", "completed"]
+    assert [one.status for one in slurm_jobs.states([third, second, first])] == ["running", "failed", "completed"]
 
 
 def test_a_run_that_was_never_submitted_asks_nobody(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
@@ -264,7 +273,7 @@ def test_a_refusal_is_slurms_words_and_what_to_change(
     fake_slurm: Any, a_run: Callable[..., RunFolder], a_job: Any, words: str, advice: str
 ) -> None:
     fake_slurm.program("sbatch", status=1, complaint=f"sbatch: error: {words}")
-    problem = only(refused(SbatchScheduler().submit, a_job, a_run(job_sbatch="#!/bin/bash\n"), "k", exit_code=3))
+    problem = only(refused(SlurmScheduler().submit, a_job, a_run(job_sbatch="#!/bin/bash\n"), "k", exit_code=3))
     assert words.replace("sbatch: ", "") in problem.message
     assert advice in str(problem.fix)
 
@@ -279,7 +288,7 @@ def test_sbatch_is_given_the_script_and_a_clean_environment(
     monkeypatch.setenv("X_MINE", "kept")
     fake_slurm.program("sbatch", answer)
     run = a_run(job_sbatch="#!/bin/bash\n")
-    assert SbatchScheduler().submit(a_job, run, "r-1.s0") == "4242"
+    assert SlurmScheduler().submit(a_job, run, "r-1.s0") == "4242"
     assert fake_slurm.calls == [f"sbatch --parsable --comment=fp8launch:r-1.s0 two words {run.path}/job.sbatch r-1.s0"]
     seen = fake_slurm.environment("sbatch")
     assert not {"SLURM_NTASKS", "SBATCH_PARTITION", "MASTER_ADDR"} & set(seen)
@@ -288,14 +297,14 @@ def test_sbatch_is_given_the_script_and_a_clean_environment(
 
 def test_an_answer_without_a_job_id_is_an_error(fake_slurm: Any, a_run: Callable[..., RunFolder], a_job: Any) -> None:
     fake_slurm.program("sbatch", "all is well")
-    assert only(refused(SbatchScheduler().submit, a_job, a_run(), "k", exit_code=3)).code == "sbatch-refused"
+    assert only(refused(SlurmScheduler().submit, a_job, a_run(), "k", exit_code=3)).code == "sbatch-refused"
 
 
 def test_cancel_names_every_job_of_a_run(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
     fake_slurm.program("scancel")
     fake_slurm.program("squeue", "12|RUNNING|None|r|\n13|PENDING|None|r|fp8launch:r-1.s1\n14|RUNNING|None|r|")
-    SbatchScheduler().cancel([a_run("12", "13")])
-    SbatchScheduler().cancel([a_run(name="r-2")])
+    SlurmScheduler().cancel([a_run("12", "13")])
+    SlurmScheduler().cancel([a_run(name="r-2")])
     assert [call for call in fake_slurm.calls if call.startswith("scancel")] == ["scancel 12 13"]
 
 
@@ -308,7 +317,7 @@ def test_a_job_that_only_has_the_number_of_ours_is_neither_shown_nor_cancelled(
     fake_slurm.program("sacct", f"12|FAILED|1:0|None|r|{comment}")
     fake_slurm.program("squeue", f"12|RUNNING|None|r|{comment}")
     assert state(a_run("12")).status == "unknown"
-    SbatchScheduler().cancel([a_run("12", name="r-9")])
+    SlurmScheduler().cancel([a_run("12", name="r-9")])
     assert not [call for call in fake_slurm.calls if call.startswith("scancel")]
 
 
@@ -318,10 +327,10 @@ def test_of_two_runs_with_one_number_the_one_whose_job_lives_is_cancelled(
     first, second = a_run("12"), a_run("12", name="r-2")
     fake_slurm.program("squeue", "12|RUNNING|None|r|fp8launch:r-1.s0-ab|x")
     fake_slurm.program("scancel")
-    cancellation.cancel_runs([first, second])
+    slurm_jobs.cancel_runs([first, second])
     assert "scancel 12" in fake_slurm.calls
     before = fake_slurm.calls.count("scancel 12")
-    cancellation.cancel_runs([second])
+    slurm_jobs.cancel_runs([second])
     assert fake_slurm.calls.count("scancel 12") == before
 
 
@@ -340,7 +349,7 @@ def test_nothing_is_cancelled_while_nobody_can_say_whose_it_is(
 ) -> None:
     fake_slurm.program("scancel")
     fake_slurm.program("squeue", status=1, complaint=SILENT)
-    assert only(refused(SbatchScheduler().cancel, [a_run("12")], exit_code=3)).code == "slurm-silent"
+    assert only(refused(SlurmScheduler().cancel, [a_run("12")], exit_code=3)).code == "slurm-silent"
     assert not [call for call in fake_slurm.calls if call.startswith("scancel")]
 
 
@@ -353,8 +362,8 @@ def test_an_array_is_cancelled_whole_only_where_all_that_lives_of_it_is_ours(
     (study / "study.json").write_text("{}")
     tasks = "\n".join(f"7_{n}|RUNNING|None|r|fp8launch:{study.name}.0" for n in range(3))
     fake_slurm.program("squeue", tasks)
-    cancellation.cancel_runs(runs[:2])
-    cancellation.cancel_runs(runs)
+    slurm_jobs.cancel_runs(runs[:2])
+    slurm_jobs.cancel_runs(runs)
     assert [call for call in fake_slurm.calls if call.startswith("scancel")] == ["scancel 7_0 7_1", "scancel 7"]
 
 
@@ -362,11 +371,11 @@ def test_cancelling_what_has_ended_is_no_error_and_a_refusal_is(fake_slurm: Any)
     fake_slurm.program(
         "scancel", status=1, complaint="scancel: error: Kill job error on job id 5: Invalid job id specified"
     )
-    cancellation.scancel(["5"])
+    slurm_jobs.scancel(["5"])
     fake_slurm.program(
         "scancel", status=1, complaint="scancel: error: Kill job error on job id 5: Access/permission denied"
     )
-    problem = only(refused(cancellation.scancel, ["5"], exit_code=3))
+    problem = only(refused(slurm_jobs.scancel, ["5"], exit_code=3))
     assert "permission denied" in problem.message
 
 
@@ -430,14 +439,14 @@ def test_the_processs_own_environment_is_not_touched(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_an_array_that_waits_is_listed_in_brackets(listed: str, tasks: list[str]) -> None:
-    assert list(job_rows.tasks_of(listed)) == tasks
+    assert list(slurm_jobs.tasks_of(listed)) == tasks
 
 
 def test_tasks_that_were_cancelled_while_they_waited(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
     """The accounting has one row for all of them, which `-j 7_1` does not find."""
     fake_slurm.program("squeue", "")
     fake_slurm.program("sacct", "7_0|COMPLETED|0:0|None|r|\n7_[1-2%4]|CANCELLED by 0|0:0|BeginTime|r|")
-    found = job_states.states([a_run(f"7_{n}", name=f"r-{n}") for n in range(3)])
+    found = slurm_jobs.states([a_run(f"7_{n}", name=f"r-{n}") for n in range(3)])
     assert [state.status for state in found] == ["completed", "cancelled", "cancelled"]
     assert fake_slurm.calls[-1].endswith("-j 7")
 
@@ -449,7 +458,7 @@ def test_what_fp8launch_cancelled_is_cancelled_even_where_slurm_has_forgotten_it
     fake_slurm.program("squeue", "7_0|PENDING|Resources|r|")
     fake_slurm.program("sacct", status=1, complaint=DISABLED)
     run = a_run("7_0")
-    cancel_runs([run], SbatchScheduler())
+    cancel_runs([run], SlurmScheduler())
     fake_slurm.program("squeue", "")
     assert state(run) == JobState("cancelled", "by fp8launch cancel", None, "run folder")
     assert state(left(run, "7_0-0", 0)).status == "completed", "it was done before it could be ended"
@@ -527,7 +536,7 @@ def test_why_an_ended_job_once_waited_is_not_why_it_ended(
 # --- the comment of a cluster profile ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheduler", ["sbatch", "submitit"])
+@pytest.mark.parametrize("scheduler", ["sbatch", pytest.param("submitit", marks=pytest.mark.needs_plugin("submitit"))])
 def test_the_profiles_comment_is_in_the_dry_run_and_in_the_job(
     fake_slurm: Any, home: Path, scheduler: str, capfd: pytest.CaptureFixture[str], write: Callable[[str, str], str]
 ) -> None:
@@ -549,16 +558,16 @@ def test_a_job_is_found_by_its_key_whatever_follows_it(fake_slurm: Any, a_run: C
     jobs = ["7|/r/job.sbatch|fp8launch:r-1.s0-ab FP8 pre-training", "8|/r/job.sbatch|fp8launch:r-1.s0-abc"]
     fake_slurm.program("squeue", "\n".join([*jobs, "9|/r-1.s0-ab.old/job.sbatch|(null)"]))
     fake_slurm.program("sacct", "")
-    assert SbatchScheduler().find(["r-1.s0-ab", "r-2.s0"]) == {"r-1.s0-ab": "7"}
-    row = job_rows.JobRow("7", "RUNNING", comment="fp8launch:r-1.s0-ab FP8 pre-training")
-    assert job_rows.is_job_of(row, a_run("7"))
+    assert SlurmScheduler().find(["r-1.s0-ab", "r-2.s0"]) == {"r-1.s0-ab": "7"}
+    row = slurm_jobs.JobRow("7", "RUNNING", comment="fp8launch:r-1.s0-ab FP8 pre-training")
+    assert slurm_jobs.is_job_of(row, a_run("7"))
 
 
 def test_another_attempt_keeps_the_profiles_comment(fake_slurm: Any, a_run: Callable[..., RunFolder]) -> None:
     fake_slurm.program("sbatch", "9")
     run = a_run("7", job_sbatch="")
     run.update(slurm={"comment": "fp8launch:r-1 FP8 pre-training"})
-    assert SbatchScheduler().resume(run, "r-1.r1", ["n1", "n2"]) == "9"
+    assert SlurmScheduler().resume(run, "r-1.r1", ["n1", "n2"]) == "9"
     assert "--comment=fp8launch:r-1.r1 FP8 pre-training --exclude=n1,n2" in fake_slurm.calls[-1]
 
 
@@ -576,12 +585,12 @@ def started_seconds_ago(fake_slurm: Any, seconds: float) -> None:
 def test_a_controller_that_waits_for_its_nodes_is_asked_again(
     fake_slurm: Any, a_run: Callable[..., RunFolder], a_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sbatch_calls, "NODE_SECONDS", 0.0)
+    monkeypatch.setattr(sbatch, "NODE_SECONDS", 0.0)
     started_seconds_ago(fake_slurm, 20)
     refuses_twice = f'echo >> "$HOME/times"; [ $(wc -l < "$HOME/times") -gt 2 ] || {{ echo "{NOT_YET}" >&2; exit 1; }}'
     fake_slurm.program("sbatch", "4242", before=refuses_twice)
     monkeypatch.setenv("HOME", str(a_run().path))
-    assert SbatchScheduler().submit(a_job, a_run(name="r-2", job_sbatch=""), "k") == "4242"
+    assert SlurmScheduler().submit(a_job, a_run(name="r-2", job_sbatch=""), "k") == "4242"
 
 
 @pytest.mark.parametrize(("seconds", "advice", "calls"), [(20, "in a minute", 7), (3600, "resources.nodes", 1)])
@@ -589,10 +598,10 @@ def test_what_to_do_about_missing_nodes_depends_on_when_the_controller_started(
     fake_slurm: Any, a_run: Callable[..., RunFolder], a_job: Any, monkeypatch: pytest.MonkeyPatch, seconds: int,
     advice: str, calls: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(sbatch_calls, "NODE_SECONDS", 0.0)
+    monkeypatch.setattr(sbatch, "NODE_SECONDS", 0.0)
     started_seconds_ago(fake_slurm, seconds)
     fake_slurm.program("sbatch", status=1, complaint=NOT_YET)
-    problem = only(refused(SbatchScheduler().submit, a_job, a_run(job_sbatch=""), "k", exit_code=3))
+    problem = only(refused(SlurmScheduler().submit, a_job, a_run(job_sbatch=""), "k", exit_code=3))
     assert advice in str(problem.fix)
     assert sum(call.startswith("sbatch") for call in fake_slurm.calls) == calls
 
@@ -604,7 +613,7 @@ def test_a_job_that_no_node_can_take_is_refused_also_by_a_new_controller(
     started_seconds_ago(fake_slurm, 20)
     fake_slurm.program("sinfo", "idle\nmixed\nidle")
     fake_slurm.program("sbatch", status=1, complaint=NOT_YET)
-    problem = only(refused(SbatchScheduler().submit, a_job, a_run(job_sbatch=""), "k", exit_code=3))
+    problem = only(refused(SlurmScheduler().submit, a_job, a_run(job_sbatch=""), "k", exit_code=3))
     assert "resources.nodes" in str(problem.fix)
 
 

@@ -1,4 +1,4 @@
-"""The cluster is a real Slurm with nodes of their own, breaks and heals as told, and leaves nothing behind."""
+"""The cluster is a real Slurm with separate nodes, breaks and recovers on command, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -146,6 +146,6 @@ def test_killed_around_sbatch_nothing_is_submitted_twice_and_nothing_is_lost(sit
     builds.begin()
     done = site.run(*builds.words, "--wait")
     assert done.returncode == 0, done.stderr
-    assert "submitted before" in done.stderr or "already exists" in done.stderr
+    assert "submitted earlier" in done.stderr or "already exists" in done.stderr
     for ending in ("bin", "idx"):
         assert (site.folder / f"data/there.{ending}").read_bytes() == (site.folder / f"here.{ending}").read_bytes()

@@ -50,7 +50,7 @@ def finished(one: Chain, seconds: float = 240) -> None:
 
 
 @pytest.mark.parametrize("mode", ["srun", "torchrun"])
-def test_a_rank_that_stands_still(chain: Callable[..., Chain], mode: str) -> None:
+def test_a_rank_that_hangs(chain: Callable[..., Chain], mode: str) -> None:
     hang = sets("survive.hang_after=30", f"launch.mode={mode}", "resources.gpus_per_node=1")
     one = chain("--attempts", "3", "--nodes", "2", *hang)
     one.trained(40)

@@ -14,7 +14,7 @@ import pytest
 from login_node import LoginNode, why_no_sshd
 
 from fp8launch.cluster.profile import Login
-from fp8launch.schedulers import ssh
+from fp8launch.plugins.ssh import ssh
 
 NASTY = [
     "a b", "'\"'", "\\\\ \\' \\", "!! !x", "$(echo no) `echo no` $HOME", "\n\n", "*", "~", "", "-n", "é", "{a,b}", "%x",

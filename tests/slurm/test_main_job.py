@@ -86,7 +86,7 @@ def test_a_training_error_is_reported_as_failed(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_time_limit_is_told(site: Site) -> None:
+def test_a_time_limit_is_reported(site: Site) -> None:
     script = site.folder / "waits.py"
     script.write_text("import time\ntime.sleep(600)\n")
     run = site.submit("--backend", "sbatch", *sets(f"launch.script={script}", "resources.time=1"))
@@ -107,7 +107,7 @@ def test_a_missing_partition_never_reaches_slurm(site: Site, backend: str) -> No
 
 
 @pytest.mark.parametrize("backend", ["sbatch", "submitit"])
-def test_what_slurm_refuses_is_told_in_its_own_words(site: Site, backend: str) -> None:
+def test_a_refusal_is_reported_in_slurms_words(site: Site, backend: str) -> None:
     """The check cannot know everything: here an option that sbatch alone understands."""
     profile = site.folder / "site.yaml"
     profile.write_text("options: {licenses: nonesuch}\n")

@@ -1,4 +1,4 @@
-"""The nemo-run backend on a real Slurm, with the real NeMo-Run in a virtual environment of its own."""
+"""The nemo-run backend on a real Slurm, with the real NeMo-Run in a separate virtual environment."""
 
 from __future__ import annotations
 
@@ -214,16 +214,17 @@ def test_nemo_run_itself_knows_the_run(site: NemoSite) -> None:
     assert "from the training" in nemo("logs", experiment, "0")
 
 
-def test_a_refusal_is_told_in_slurms_words(site: NemoSite) -> None:
+def test_a_refusal_is_reported_in_slurms_words(site: NemoSite) -> None:
     """What only Slurm finds, when the check is over."""
     program = site.folder / "refused.py"
     program.write_text(
         "import sys\nfrom pathlib import Path\n"
-        "from fp8launch.schedulers.slurm.nemo_run import NemoRunScheduler\nfrom fp8launch.job.job import Job\n"
+        "from fp8launch.plugins.nemo_run.scheduler import NemoRunScheduler\n"
+        "from fp8launch.job.job import Job, Resources\n"
         "from fp8launch.diagnostics import UserError\nfrom fp8launch.rundir.run_dir import create_run_folder\n"
-        "options = (('account', 'root'), ('nodes', '1'), ('partition', 'nonesuch'))\n"
+        "resources = Resources(account='root', queue='nonesuch')\n"
         "run = create_run_folder(Path(sys.argv[1]), 'r-1', {'job.sbatch': '#!/bin/bash\\n'}, {'jobs': []})\n"
-        "job = Job('r', '', str(run.path), 1, 1, 'srun', 'python3', (), slurm=options)\n"
+        "job = Job('r', '', str(run.path), resources, 1, 'srun', 'python3')\n"
         "try:\n    NemoRunScheduler().submit(job, run, run.run_id)\n"
         "except UserError as exc:\n    print(exc.exit_code, *exc.problems)\n"
     )

@@ -276,7 +276,7 @@ def test_two_launchers_racing(launchers: Launchers) -> None:
 
 @pytest.fixture
 def small_disk(launchers: Launchers) -> Iterator[Path]:
-    """A file system of its own as the run root."""
+    """A separate file system as the run root."""
     root = launchers.folder / "runs"
     root.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=600,mode=755", "tmpfs", root], check=True)
@@ -351,7 +351,7 @@ def test_nothing_is_writable_for_others_under_any_umask(launchers: Launchers) ->
 
 
 def test_another_job_with_the_number_of_ours_is_left_alone(launchers: Launchers) -> None:
-    """As after a loss of Slurm's state, when numbers begin anew."""
+    """As after a loss of Slurm's state, when job ids restart."""
     run = launchers.run(*launchers.command()).stdout.split()[-1]
     later = ["--begin=now+10hours", "-o", "/dev/null", "--wrap", "true"]
     other = launchers.slurm.run("sbatch", "--parsable", "-J", "mine", "--comment=fp8launch:x.s0-1", *later)

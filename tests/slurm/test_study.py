@@ -70,7 +70,7 @@ def test_points_go_as_one_array_and_the_same_command_submits_nothing_more(slurm:
     before = set(submitted(slurm))
     first = fp8launch(env, *grid(6))
     assert first.returncode == 0, first.stderr
-    assert "6 submitted by 1 calls" in first.stderr
+    assert "6 submitted in 1 call" in first.stderr
     study = first.stdout.split()[-1]
     assert set(wait_done(env, study, 6).values()) == {"completed"}
     again = fp8launch(env, *grid(6))
@@ -230,7 +230,7 @@ def test_two_hundred_array_tasks(slurm: Cluster, env: dict[str, str]) -> None:
     done = fp8launch(env, *grid(200), "--max-running", "32")
     took = time.monotonic() - started
     assert done.returncode == 0, done.stderr
-    assert "200 submitted by 1 calls" in done.stderr
+    assert "200 submitted in 1 call" in done.stderr
     assert took < 60
     assert set(wait_done(env, done.stdout.split()[-1], 200, 240).values()) == {"completed"}
 
@@ -239,7 +239,7 @@ def test_submitit_submits_a_grid_as_one_array(slurm: Cluster, env: dict[str, str
     command = [word if word != "sbatch" else "submitit" for word in grid(4)]
     first = fp8launch(env, *command)
     assert first.returncode == 0, first.stderr
-    assert "4 submitted by 1 calls" in first.stderr
+    assert "4 submitted in 1 call" in first.stderr
     study = first.stdout.split()[-1]
     assert set(wait_done(env, study, 4).values()) == {"completed"}
     jobs = [run["jobs"][0] for run in json.loads(fp8launch(env, "runs", study, "--json").stdout)]

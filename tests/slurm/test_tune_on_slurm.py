@@ -15,7 +15,7 @@ from cluster import Cluster
 from cluster.processes import until
 from launching import ROOT, Site, sets
 
-MACHINE = ROOT / "tests" / "tuning" / "machine.py"
+MACHINE = ROOT / "tests" / "plugins" / "tune" / "machine.py"
 SECOND = "*/small-4-*/logs/*-0.log"
 
 

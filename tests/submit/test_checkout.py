@@ -10,12 +10,12 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fp8launch.submit.checkout import read_checkout
-from fp8launch.submit.checkout_reader import Checkout
-from fp8launch.submit.provenance import checkout_of
+from fp8launch.rundir.registry import find_run
+from fp8launch.submit.checkout import Checkout, checkout_of, read_checkout
 
 NOBODY = 65534
 
@@ -122,9 +122,24 @@ def test_line_ends_of_another_system_and_large_files_are_no_changes(checkout: Pa
     assert read(checkout).changes == ("large.bin",)
 
 
-def test_without_git_installed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("versions", [("one\n", "x" * 2_000_000), ("x" * 2_000_000, "one\n")], ids=["now", "before"])
+def test_a_large_version_of_a_file_is_not_copied(checkout: Path, versions: tuple[str, str]) -> None:
+    (checkout / "r.yaml").write_text(versions[0])
+    git(checkout, "commit", "-qam", "second")
+    (checkout / "r.yaml").write_text(versions[1])
+    found = read(checkout)
+    assert found.changes == ("r.yaml",)
+    assert found.diff == "diff --git a/r.yaml b/r.yaml\n(left out by fp8launch: it is large)\n"
+
+
+def test_without_git_the_commit_is_recorded_and_the_rest_is_stated(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = git(checkout, "rev-parse", "HEAD").strip()
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert read(checkout).branch == "trunk"
+    note = "uncommitted changes are not recorded: git is not installed"
+    state = {"commit": commit, "branch": "trunk", "dirty": None, "note": note}
+    assert checkout_of(checkout / "r.yaml") == (state, "")
 
 
 def test_files_of_credentials_are_named_and_never_copied(checkout: Path) -> None:
@@ -214,6 +229,18 @@ def test_nothing_of_a_hostile_checkout_is_run(checkout: Path, kind: str) -> None
     assert not (checkout.parent / "canary").exists()
 
 
+@pytest.mark.parametrize("place", ["checkout", "."])
+def test_a_program_in_the_checkout_is_not_taken_for_git(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """With `.` in PATH, the folder in which git is started decides which program that is."""
+    Path(program(checkout)).rename(checkout / "git")
+    monkeypatch.chdir(checkout.parent / place)
+    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
+    assert read(checkout).others
+    assert not (checkout.parent / "canary").exists()
+
+
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
     """Another folder of this user, with a file of the same name as one in the checkout."""
@@ -282,11 +309,18 @@ def test_a_pipe_among_the_packs_holds_nobody_up(checkout: Path) -> None:
     [index] = (checkout / ".git/objects/pack").glob("*.idx")
     index.unlink()
     os.mkfifo(index)
-    assert read_checkout(checkout / "r.yaml") is None
+    assert "is not a file" in str(read(checkout).note)
 
 
-def test_an_object_that_unpacks_to_too_much_is_not_read(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loose object of a megabyte that holds a gigabyte of zeros, as the committed version of a changed file."""
+@pytest.mark.parametrize("attributes", ["", "* diff\n"])
+def test_an_object_that_unpacks_to_too_much_is_not_read(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, attributes: str
+) -> None:
+    """A loose object of a megabyte that holds a gigabyte of zeros, as the committed version of a changed file.
+
+    With the attribute git takes it for text, whatever its size.
+    """
+    (checkout / ".gitattributes").write_text(attributes)
     monkeypatch.setattr("fp8launch.submit.checkout._MEMORY_BYTES", 512 << 20)
     assert read_checkout(checkout / "r.yaml") is not None
     name = git(checkout, "rev-parse", "HEAD:r.yaml").strip()
@@ -301,7 +335,8 @@ def test_an_object_that_unpacks_to_too_much_is_not_read(checkout: Path, monkeypa
     (checkout / "r.yaml").write_text("changed\n")
     assert file.stat().st_size < 8 << 20
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    assert read_checkout(checkout / "r.yaml") is None
+    found = read(checkout)
+    assert (found.changes, found.diff) == (None, "") and found.note
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, 800 << 10)
 
 
@@ -314,6 +349,16 @@ def test_a_damaged_checkout_stops_nothing(checkout: Path, name: str, content: by
         file.write_bytes(content)
     state, diff = checkout_of(checkout / "r.yaml")
     assert state is None or isinstance(diff, str)
+
+
+def test_a_submission_states_that_changes_are_not_recorded(checkout: Path, in_memory: Any) -> None:
+    (checkout / "r.yaml").write_text("extends: tiny_cpu\nname: r\n")
+    whole = in_memory.submit(recipe=str(checkout / "r.yaml"))
+    assert "git:" not in whole.err
+    (checkout / ".git/index").write_bytes(b"x")
+    damaged = in_memory.submit(recipe=str(checkout / "r.yaml"))
+    assert "git: uncommitted changes are not recorded: the changes cannot be read" in damaged.err
+    assert find_run(damaged.out.strip()).manifest()["git"]["dirty"] is None
 
 
 def test_a_checkout_of_another_user_is_left_alone(checkout: Path) -> None:

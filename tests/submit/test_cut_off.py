@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_scheduler import MemoryJob, MemoryScheduler
 from support import wait_for
 
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
+from fp8launch.submit import submission
 from fp8launch.submit.submission import describe_without_job, new_submission, under_way
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +29,7 @@ FP8LAUNCH = [sys.executable, "-m", "fp8launch"]
 
 
 @pytest.fixture
-def launch(home: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def launch(home: Path, tmp_path: Path) -> Callable[..., Any]:
     """`submit` of a run whose "training" leaves a line for each time that it is started."""
     python = tmp_path / "python"
     # It runs until `go` is there, so that a command that is given again always meets a training that goes on.
@@ -35,10 +40,14 @@ def launch(home: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
     python.chmod(0o755)
     submit = ["submit", "tiny_cpu", "--backend", "local", "--set", f"launch.python={python}"]
 
-    def run(program: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    def run(program: list[str], *more: str, stdout: int | None = None, **env: str) -> Any:
+        """The finished launcher, or with `stdout` the one that runs and writes there."""
         own = {"HOME": str(home), "FP8LAUNCH_RUNS": str(home / "runs"), "KILL_BELOW": f"{home}/", **env}
+        if stdout is not None:
+            command, env = [*program, *submit, *more], {**os.environ, **own}
+            return subprocess.Popen(command, cwd=ROOT, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True)
         return subprocess.run(
-            [*program, *submit], cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True, check=False
+            [*program, *submit, *more], cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True, check=False
         )
 
     return run
@@ -51,12 +60,12 @@ def launch(home: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
         ("os.rename runs/RUN", 1),
         ("command bash", 0),
         ("command bash", 1),
-        # Everything is recorded but that the user was told.
+        # Everything is recorded, but the user was not notified.
         ("last os.rename runs/RUN/manifest.json", 0),
     ],
 )
 def test_the_same_command_completes_a_run(
-    launch: Callable[..., subprocess.CompletedProcess[str]], home: Path, tmp_path: Path, step: str, offset: int
+    launch: Callable[..., Any], home: Path, tmp_path: Path, step: str, offset: int
 ) -> None:
     log = tmp_path / "steps"
     assert launch(KILLED, KILL_LOG=str(log)).returncode == 0
@@ -77,6 +86,64 @@ def test_the_same_command_completes_a_run(
     (tmp_path / "go").touch()
     wait_for(lambda: list(new[0].glob("logs/*.exit")))
     assert (tmp_path / "starts").read_text().count("started") == 2, "once for each run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--wait"]], ids=["submit", "wait"])
+def test_killed_at_any_step_the_same_command_begins_no_second_run(
+    launch: Callable[..., Any], home: Path, tmp_path: Path, more: list[str]
+) -> None:
+    """From the moment at which its folder is whole to the last sign of it, output included."""
+    go, log = tmp_path / "go", tmp_path / "steps"
+    if more:
+        go.touch()
+    assert launch(FP8LAUNCH, *more).returncode == 0  # it makes folders that the others find
+    assert launch(KILLED, *more, KILL_LOG=str(log)).returncode == 0
+    steps = log.read_text().splitlines()
+    assert "print 1" in steps and "print 2" in steps
+    known = set((home / "runs").glob("tiny_cpu-*"))
+    first = steps.index("print 2") if more else steps.index("os.rename runs/RUN") + 1
+    for at in range(first + 1, len(steps) + 1):
+        assert launch(KILLED, *more, KILL_AT=str(at)).returncode == -9, at
+        done = launch(FP8LAUNCH, *more)
+        assert done.returncode == 0, done.stderr
+        new = set((home / "runs").glob("tiny_cpu-*")) - known
+        assert [run.name for run in new] == [done.stdout.split()[-1]], f"killed before {steps[at - 1]}"
+        known |= new
+    go.touch()
+    wait_for(lambda: all(list(run.glob("logs/*.exit")) for run in known))
+    assert (tmp_path / "starts").read_text().count("started") == len(known)
+
+
+def test_the_same_command_completes_a_run_whose_launcher_was_killed_in_its_output(
+    launch: Callable[..., Any], home: Path, tmp_path: Path
+) -> None:
+    """The name of the run, the last line, waits in front of a full pipe when the launcher is killed."""
+    _, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, b"x" * 4096)
+    os.set_blocking(full, True)
+    launcher = launch(FP8LAUNCH, stdout=full)
+    assert launcher.stderr is not None
+    assert "submitted" in launcher.stderr.readline()
+    wait_for(lambda: all(_sleeps(launcher.pid) for _ in range(20)))
+    launcher.kill()
+    launcher.wait()
+    assert launch(FP8LAUNCH).returncode == 0
+    [run] = (home / "runs").glob("tiny_cpu-*")
+    (tmp_path / "go").touch()
+    wait_for(lambda: list(run.glob("logs/*.exit")))
+    assert (tmp_path / "starts").read_text().count("started") == 1
+    # From here on the user knows.
+    assert launch(FP8LAUNCH).returncode == 0
+    assert len(list((home / "runs").glob("tiny_cpu-*"))) == 2
+
+
+def _sleeps(pid: int) -> bool:
+    time.sleep(0.05)
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 @pytest.fixture
@@ -115,8 +182,91 @@ def test_one_launcher_at_a_time_holds_a_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.needs_plugin("tune")
 def test_ctrl_c_while_a_trial_is_submitted_ends_its_job(in_memory: Any) -> None:
     """The job began, and nothing of it was recorded."""
     in_memory.memory.interrupted = True
     in_memory("tune", "tiny_cpu", "--backend", in_memory.backend, "--trials", "1", "--knobs", "micro-batch", expect=130)
     assert [job.status for job in in_memory.memory.jobs.values()] == ["cancelled"]
+
+
+@pytest.mark.parametrize("place", ["session.write_record", "session.predict", "session.run_trial", "trials.check_all"])
+def test_ctrl_c_ends_the_trial_of_a_command_that_was_killed(
+    in_memory: Any, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Its job runs while the repeated command has not come as far as to follow it."""
+    tune = ["tune", "tiny_cpu", "--backend", in_memory.backend, "--trials", "1", "--knobs", "micro-batch"]
+
+    def end(*_: object) -> None:
+        raise SystemExit(137)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr("fp8launch.plugins.tune.trials._follow", end)
+        in_memory(*tune)
+    assert [job.status for job in in_memory.memory.jobs.values()] == ["pending"]
+    monkeypatch.setattr(f"fp8launch.plugins.tune.{place}", interrupt)
+    in_memory(*tune, expect=130)
+    assert [job.status for job in in_memory.memory.jobs.values()] == ["cancelled"]
+
+
+def test_ctrl_c_waits_for_a_submission_that_outlived_its_launcher(
+    in_memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an sbatch does, it holds the lock of the study, and the job exists only when it is done."""
+    jobs = in_memory.memory.jobs
+    tune = ["tune", "tiny_cpu", "--backend", in_memory.backend, "--trials", "1", "--knobs", "micro-batch"]
+    late: list[threading.Thread] = []
+
+    begun = threading.Event()
+
+    def be_killed(scheduler: Any, members: Any, key: str, *_: object) -> None:
+        def accept() -> None:
+            with held(members[0].path.parent, wait=10):
+                begun.set()
+                time.sleep(0.5)
+                jobs["1"] = MemoryJob(key, members[0])
+
+        late.append(threading.Thread(target=accept))
+        late[0].start()
+        raise SystemExit(137)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr(MemoryScheduler, "_add", be_killed)
+        in_memory(*tune)
+    assert begun.wait(10)
+    monkeypatch.setattr("fp8launch.plugins.tune.session.run_trial", interrupt)
+    in_memory(*tune, expect=130)
+    late[0].join()
+    assert [job.status for job in jobs.values()] == ["cancelled"]
+
+
+def test_a_launcher_on_another_host_is_waited_for(in_memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind one name are several login nodes: nobody can see from the second whether the first was cut off."""
+    first = RunFolder(Path(in_memory.json("submit", "tiny_cpu", "--backend", in_memory.backend)[0]["folder"]))
+
+    def cut_off(**entries: Any) -> None:
+        entry = {**first.manifest()["submission"], "host": "login2", "reported": False, **entries}
+        first.update(submission=entry)
+
+    monkeypatch.setattr(submission, "HELD_SECONDS", 0.3)
+    cut_off()
+    busy = in_memory.submit(expect=3)
+    assert "login2" in busy.err and "repeat the command in" in busy.err
+    monkeypatch.setattr(submission, "HELD_SECONDS", 30.0)
+    alive = threading.Timer(0.3, lambda: cut_off(reported=True))
+    alive.start()
+    second = in_memory.submit().name
+    alive.join()
+    assert second != first.run_id
+    cut_off(begun=datetime.fromtimestamp(time.time() - 600, timezone.utc).isoformat())
+    assert in_memory.submit().name == first.run_id
+    # It waits for the end of its run, however long that takes.
+    cut_off(begun=datetime.fromtimestamp(time.time() - 600, timezone.utc).isoformat(), waiting=True)
+    assert in_memory.submit().name not in (first.run_id, second)
+    assert len(in_memory.memory.jobs) == 3

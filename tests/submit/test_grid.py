@@ -104,7 +104,7 @@ def test_weak_scaling_grows_the_batch_and_strong_does_not() -> None:
     assert prepare("llama8b_fp8", ["batch.scaling=strong"], 4).layout.global_batch == 128
 
 
-def test_the_start_of_two_studies_is_told_as_such(home: Path) -> None:
+def test_the_start_of_two_studies_is_reported(home: Path) -> None:
     root = home / "fp8launch-runs"
     for name in ("tiny-study-aaa111", "tiny-study-bbb222"):
         create_study(root, name, {"points": []})

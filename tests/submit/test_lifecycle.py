@@ -79,7 +79,7 @@ def test_the_log_of_a_run(in_memory: Site) -> None:
 
 def test_the_same_command_submits_a_grid_once(in_memory: Site) -> None:
     first = in_memory.submit(*GRID)
-    assert "3 submitted by 1 calls" in first.err
+    assert "3 submitted in 1 call" in first.err
     assert sorted(in_memory.memory.jobs) == ["1_0", "1_1", "1_2"]
     again = in_memory.submit(*GRID)
     assert again.out == first.out
@@ -94,13 +94,13 @@ def test_one_by_one_where_runs_go_one_at_a_time(site: Site, monkeypatch: pytest.
     assert "add --wait" in problem and f"[{site.backend}-study]" in problem
     site.options = ("--set", "launch.python=/bin/true")
     done = site.submit(*GRID, "--wait")
-    assert "3 submitted by 3 calls" in done.err
+    assert "3 submitted in 3 calls" in done.err
     assert [run["state"] for run in site.json("runs", done.name)] == ["completed"] * 3
 
 
 def test_without_arrays_every_run_is_submitted_by_itself(in_memory: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryScheduler, "capabilities", replace(EVERYTHING, arrays=False))
-    assert "3 submitted by 3 calls" in in_memory.submit(*GRID).err
+    assert "3 submitted in 3 calls" in in_memory.submit(*GRID).err
     assert sorted(in_memory.memory.jobs) == ["1", "2", "3"]
 
 

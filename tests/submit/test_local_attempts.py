@@ -68,7 +68,7 @@ def log_of(run: str) -> list[dict[str, Any]]:
     return attempts
 
 
-def test_a_run_that_breaks_off_continues_by_itself(laptop: Site, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_automatically(laptop: Site, tmp_path: Path) -> None:
     (tmp_path / "breaks").write_text("7 13")
     run = laptop.submit("--attempts", "4", "--wait").name
     found = find_run(run)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from support import wait_for
 
+from fp8launch.injob.local_job import LOCAL_RUN, LocalProcesses, processes_with
 from fp8launch.injob.supervisor import checkpoints
-from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
-from fp8launch.injob.supervisor.training_step import LocalProcesses, processes_with
 from fp8launch.rundir.registry import find_run
 
 pytestmark = [pytest.mark.train, pytest.mark.slow]
@@ -37,7 +36,7 @@ def rank(run: Path, number: int) -> int:
     raise AssertionError(f"no rank {number}")
 
 
-def test_a_rank_that_stands_still(in_memory: Site) -> None:
+def test_a_rank_that_hangs(in_memory: Site) -> None:
     in_memory.backend = "local"
     options = [word for one in SETS for word in ("--set", one)]
     run = in_memory.submit(*options, "--attempts", "3").name

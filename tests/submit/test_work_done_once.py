@@ -53,7 +53,7 @@ def test_recipe_files_are_read_once_for_a_whole_grid(calls: Callable[..., Counte
 def test_every_point_is_loaded_once(calls: Callable[..., Counter[str]]) -> None:
     counts = calls(load, "LoadedRecipe")
     submit(*SIX_POINTS)
-    # Six points, and the recipe by itself for the axes that it states.
+    # Six points, and the recipe alone for its axes.
     assert counts["LoadedRecipe"] == 7
 
 
@@ -77,7 +77,7 @@ def test_a_submission_does_every_step_once(calls: Callable[..., Counter[str]], i
 def test_a_study_does_every_step_once_for_a_point(calls: Callable[..., Counter[str]], in_memory: Any) -> None:
     counts = count_all(calls)
     in_memory.submit("--sweep", "train.lr=1e-3,2e-3,3e-3", "--yes")
-    # The recipe by itself is loaded for the axes that it states.
+    # The recipe alone is loaded for its axes.
     assert counts == {**dict.fromkeys(STEPS, 3), "LoadedRecipe": 4}
 
 

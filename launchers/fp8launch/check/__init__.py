@@ -1,1 +1,1 @@
-"""What would stop or spoil a run, found on the login node: no GPU, no torch, nothing submitted."""
+"""Find on the login node what would stop or spoil a run, without a GPU, without torch, and without submitting."""

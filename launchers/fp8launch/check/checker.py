@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
-from fp8launch.check import advisories, checkpoints, login_node, memory, phases
+from fp8launch import plugin_registry, schedulers
+from fp8launch.check import checkpoints, login_node, memory, phases
 from fp8launch.check.job_paths import JobPaths, job_paths
 from fp8launch.check.login_node import Inspection
-from fp8launch.check.megatron_validation import CODES, NO_VALIDATORS, ask_megatron, megatron_problems
-from fp8launch.check.rehearsal_report import RehearsalReport
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.rule import Rule, all_rules
+from fp8launch.check.validation import CODES, Validation, validate
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import MACHINE_LACKS, Problem, UserError, did_you_mean, errors_in
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
-from fp8launch.megatron.validators import MegatronVerdict
-from fp8launch.recipe.phases import told_by_phase
+from fp8launch.recipe.phases import merge_phase_problems
 from fp8launch.resources import pack_folder
 from fp8launch.schedulers.base import Scheduler
 
@@ -41,20 +40,29 @@ class Silenced:
         return {**self.problem.as_json(), "reason": self.reason}
 
 
+class LayerReport(Protocol):
+    """What a plugin's layer reports in addition to problems: JSON, and details for `check -v`."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    @property
+    def details(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """The problems found. `layers` maps each layer to "ran", or to "not run: " and the reason.
 
     `exit_code` is the exit code of the command; 0 means that `ok` decides it. It is MACHINE_LACKS when Megatron's
-    verdict was requested and is not available. `rehearsal` is None unless a rehearsal was requested. `job` is the job
-    that was checked, before it has a run folder; None where none could be planned, or `machine` was not requested.
+    verdict was requested and is not available. `extra` has the reports of layers of plugins, by name. `job` is the job
+    that was checked, before it has a run folder; None if none could be planned, or if `machine` was not requested.
     """
 
     problems: tuple[Problem, ...]
     layers: Mapping[str, str]
     silenced: tuple[Silenced, ...] = ()
     exit_code: int = field(default=0)
-    rehearsal: RehearsalReport | None = None
+    extra: Mapping[str, LayerReport] = field(default_factory=dict)
     job: Job | None = None
 
     @property
@@ -68,8 +76,8 @@ class CheckResult:
             "layers": dict(self.layers),
             "silenced": [s.as_json() for s in self.silenced],
         }
-        if self.rehearsal is not None:
-            found["rehearsal"] = self.rehearsal.as_json()
+        for name, report in self.extra.items():
+            found[name] = report.as_json()
         return found
 
 
@@ -98,18 +106,18 @@ def check_all(
     like a run; then the transitions between phases are checked.
     `cluster` is the profile of the machine that the runs are for (None: this machine's default). Slurm's commands run
     in `environment`. `say` reports downloads. Only the layers named in `layers` run. `scheduler` will get the jobs;
-    None stands for the cluster's.
+    by default the cluster's scheduler.
     """
     site = cluster or Cluster()
     shell = os.environ if environment is None else environment
     divided = [_parts(run, site) for run in runs]
-    asked = _Asked(list(chain.from_iterable(divided)), say, layers)
-    asked.start()
-    inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
-    looked = []
-    for parts, inspection in zip(divided, inspected, strict=True):
-        looked.append([_look(part, site, shell, inspection.runtime, layers) for part in parts])
-    answers = iter(asked.answers())
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(_ask_megatron, list(chain.from_iterable(divided)), say, layers)
+        inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
+        looked = []
+        for parts, inspection in zip(divided, inspected, strict=True):
+            looked.append([_look(part, site, shell, inspection.runtime, layers) for part in parts])
+        answers = iter(asked.result())
     results = []
     for run, parts, inspection, found in zip(runs, divided, inspected, looked, strict=True):
         answered = list(islice(answers, len(parts)))
@@ -128,14 +136,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Findings:
-    """The problems of one part, without Megatron's; `fired` are the rules that found one."""
+    """The problems of one part, without Megatron's; `fired` are the rules that found a problem."""
 
     problems: tuple[Problem, ...]
     fired: tuple[Rule, ...]
-
-
-# Megatron's verdict on a part, and the state of the layer `megatron`.
-_Answer = tuple[MegatronVerdict | None, str]
 
 
 def _parts(run: Prepared, site: Cluster) -> list[_Part]:
@@ -143,34 +147,10 @@ def _parts(run: Prepared, site: Cluster) -> list[_Part]:
     return [_Part(part, resolve_run(part, environment), job_paths(part.loaded, site)) for part in run.parts]
 
 
-class _Asked(threading.Thread):
-    """Asks Megatron in a thread of its own. `concurrent.futures` would take a hundredth of a check to import."""
-
-    def __init__(self, parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> None:
-        super().__init__()
-        self._question = (parts, say, layers)
-        self._answers: list[_Answer] = []
-        self._failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._answers = _ask_megatron(*self._question)
-        except BaseException as failure:
-            self._failure = failure
-
-    def answers(self) -> list[_Answer]:
-        """Wait for the answers. Raises what kept Megatron from being asked."""
-        self.join()
-        if self._failure is not None:
-            raise self._failure
-        return self._answers
-
-
-def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> list[_Answer]:
+def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> list[Validation]:
     if "megatron" not in layers:
-        return [(None, NOT_ASKED)] * len(parts)
-    verdicts, states = ask_megatron([part.run for part in parts], [part.paths for part in parts], say)
-    return list(zip(verdicts, states, strict=True))
+        return [Validation(NOT_ASKED)] * len(parts)
+    return validate([part.run for part in parts], [part.paths for part in parts], say)
 
 
 def _inspect(
@@ -188,19 +168,19 @@ def _inspect(
 def _look(
     part: _Part, site: Cluster, environment: Mapping[str, str], runtime: Runtime | None, layers: Collection[str]
 ) -> _Findings:
-    """Run the layers `rules` and `memory`, and that part of `machine` that looks at a part's files."""
+    """Run the layers `rules` and `memory`, and the checks of `machine` that look at the files of a part."""
     problems: list[Problem] = []
     fired: list[Rule] = []
     if "rules" in layers:
+        run = part.run
+        if "machine" in layers and checkpoints.continues_another(run.arguments):
+            run = replace(run, before=checkpoints.arguments_before(run.value("load"), part.paths))
         for rule in all_rules().values():
-            said = list(rule.problems(part.run))
+            said = list(rule.problems(run))
             if said:
                 fired.append(rule)
             problems += said
         problems += part.prepared.engine.warnings(part.prepared.loaded)
-        written = checkpoints.writing_run(part.run.value("load"), part.paths) if "machine" in layers else None
-        before = advisories.setup_of_manifest(written) if written is not None else None
-        problems += advisories.problems(part.run, before)
     if "memory" in layers:
         problems += memory.problems(part.run)
     if "machine" in layers:
@@ -213,10 +193,10 @@ def _run_result(
     parts: Sequence[_Part],
     inspection: Inspection,
     found: Sequence[_Findings],
-    answers: Sequence[_Answer],
+    answers: Sequence[Validation],
     layers: Collection[str],
 ) -> CheckResult:
-    """The result of a run; of one with phases, those of its phases merged."""
+    """Return the result of a run, which merges the results of its phases."""
     if not run.phases:
         result = _part_result(parts[0], found[0], answers[0], layers, inspection.problems)
     else:
@@ -226,18 +206,15 @@ def _run_result(
 
 
 def _part_result(
-    part: _Part, found: _Findings, answer: _Answer, layers: Collection[str], more: Sequence[Problem] = ()
+    part: _Part, found: _Findings, answer: Validation, layers: Collection[str], more: Sequence[Problem] = ()
 ) -> CheckResult:
-    verdict, state = answer
-    problems = [*found.problems, *more]
-    if verdict:
-        problems = [*megatron_problems(part.run, part.paths, verdict, found.fired), *problems]
+    problems = [*answer.problems(found.fired), *found.problems, *more]
     states = dict.fromkeys(LAYERS, NOT_ASKED)
     for name in (*layers, "schema"):
         states[name] = "ran"
-    states["megatron"] = state
+    states["megatron"] = answer.state
     result = silence(part.run, problems, states)
-    if state not in ("ran", NOT_ASKED, NO_VALIDATORS):
+    if answer.lacking:
         result = replace(result, exit_code=MACHINE_LACKS)
     return result
 
@@ -256,7 +233,7 @@ def _together(
     if "rules" in layers:
         problems = [*phases.problems(run.phases, seen), *problems]
     borders = silence(seen[0], problems, ran)
-    found = told_by_phase(zip(names, [result.problems for result in results], strict=True), len(names))
+    found = merge_phase_problems(zip(names, [result.problems for result in results], strict=True), len(names))
     everything = dict.fromkeys([*found, *borders.problems])
     silenced = dict.fromkeys(chain.from_iterable(result.silenced for result in (*results, borders)))
     code = max(result.exit_code for result in results)
@@ -272,7 +249,7 @@ def _state_of_phases(layer: str, results: Sequence[CheckResult]) -> str:
 
 
 def by_place(problem: Problem) -> tuple[str, str, int, str]:
-    """Sort key of problems: errors first, then by file and line."""
+    """Return the sort key of a problem: errors first, then by file and line."""
     where = problem.where or ""
     place, _, line = where.rpartition(":")
     if line.isdecimal() and len(line) < 10:
@@ -281,7 +258,7 @@ def by_place(problem: Problem) -> tuple[str, str, int, str]:
 
 
 def in_the_pack(problem: Problem) -> Problem:
-    """A place inside the installation as a user knows it: `pack: models/llama3_8b, line 11`."""
+    """Rewrite a place inside the installation for users: `pack: models/llama3_8b, line 11`."""
     place, _, line = (problem.where or "").rpartition(":")
     prefix = f"{pack_folder('recipes')}/"
     if not line.isdecimal() or not place.startswith(prefix):
@@ -305,13 +282,17 @@ def silence(run: ResolvedRun, problems: Iterable[Problem], layers: Mapping[str, 
 
 
 def _bad_silences(run: ResolvedRun, stated: Mapping[str, str], problems: Sequence[Problem]) -> Iterator[Problem]:
+    if not stated:
+        return
     severities = {problem.code: problem.severity for problem in problems}
-    severities |= {code: rule.severity for code, rule in all_rules().items()}
-    for codes in (CODES, advisories.CODES, phases.CODES, memory.CODES, login_node.CODES):
+    severities |= {code: rule.severity for code, rule in all_rules().items()} | schedulers.problem_codes()
+    for codes in (CODES, phases.CODES, memory.CODES, login_node.CODES):
         severities |= codes
     for code in stated:
         where = run.loaded.where("silence", code)
         if code not in severities:
+            if plugin_registry.absent_plugin("rules", code):
+                continue
             hint = did_you_mean(
                 code, severities, "use the code that `fp8launch check` prints in brackets after a warning"
             )

@@ -1,7 +1,7 @@
 """Check the free space for checkpoints, if this machine can access the file system of `checkpoint.dir`.
 
-A save that fills the disk ends the training and affects everyone who writes there. Quotas are visible only where the
-file system reports them as free space (Lustre and GPFS with project quotas do, NFS usually does not).
+A save that fills the disk ends the training and affects everyone who writes there. Quotas are visible only if the file
+system reports them as free space (Lustre and GPFS with project quotas do, NFS usually does not).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.check.job_paths import is_remote, job_paths, kind_of, unexpanded
+from fp8launch.check.job_paths import job_paths, kind_of, local_path_in, nearest_existing
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 CODES: Mapping[str, Severity] = {"checkpoint-space": "error", "checkpoint-space-low": "warning"}
 GIB = 1024**3
-# The model's weights in their training type; the optimizer's own copy and two moments. Moments kept in bf16 or FP8 are
-# saved as fp32 too (TE's `FusedAdam.get_unscaled_state`), FP8 weights as bf16.
+# The weights in their training type, and the optimizer's copy and two moments. Moments in bf16 or FP8 are saved as fp32
+# (TE's `FusedAdam.get_unscaled_state`), and FP8 weights as bf16.
 FP32, HALF = 4, 2
 
 
@@ -51,8 +51,8 @@ def checkpoint_bytes(run: ResolvedRun) -> int | None:
 
 def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = None) -> Iterator[Problem]:
     """Yield at most one problem: no checkpoint fits, or fewer fit than are kept."""
-    recipe, save = prepared.loaded.recipe, prepared.args.attributes.get("save")
-    if not isinstance(save, str) or is_remote(save) or unexpanded(save):
+    recipe, save = prepared.loaded.recipe, local_path_in(prepared.args.attributes.get("save"))
+    if save is None:
         return
     folder = _here(save, prepared, cluster, runtime)
     size = checkpoint_bytes(resolve_run(prepared))
@@ -100,10 +100,11 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
         else:
             return None
     except UserError:
-        return None  # whoever looks at the run root reports it
-    while folder is not None and kind_of(folder) == "missing":
-        folder = folder.parent
-    if folder is None or folder == folder.parent or kind_of(folder) != "folder":
+        return None  # `run_root` reports it
+    if folder is None:
+        return None
+    folder = nearest_existing(folder)
+    if folder == folder.parent or kind_of(folder) != "folder":
         return None
     return folder
 

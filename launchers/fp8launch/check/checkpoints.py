@@ -1,5 +1,8 @@
-"""The checkpoint that a run starts from. Megatron starts from random weights where it finds none, and says so in a line
-of the log (megatron/training/checkpointing.py, `_load_base_checkpoint`)."""
+"""Check the checkpoint that a run starts from.
+
+Without a checkpoint Megatron starts from random weights, and only a line of the log says so
+(megatron/training/checkpointing.py, `_load_base_checkpoint`).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, not_mounted, unexpanded
+from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths, entries, kind_of, local_path_in, out_of_reach
 from fp8launch.diagnostics import Problem, Severity, printable
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoint_owner import read_owner
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
-from fp8launch.megatron.versions import release
+from fp8launch.megatron.schema import parser_defaults
+from fp8launch.megatron.versions import SUPPORTED, minor_of, release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.sections import Rewind, Survive
 from fp8launch.rundir.atomic_io import json_mapping
@@ -36,13 +40,13 @@ CODES: Mapping[str, Severity] = {
     "checkpoint-expert-groups": "error",
     "checkpoint-schedule": "error",
 }
-# What OptimizerParamScheduler compares with the checkpoint (megatron/core/optimizer_param_scheduler.py).
+# The arguments that OptimizerParamScheduler compares with the checkpoint (megatron/core/optimizer_param_scheduler.py).
 _SCHEDULE = (
     "train_iters", "train_samples", "global_batch_size", "lr_decay_style", "lr_decay_iters", "lr_decay_samples",
     "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay", "weight_decay_incr_style",
     "start_weight_decay", "end_weight_decay",
 )  # fmt: skip
-# Either of them makes Megatron take a schedule instead of comparing two.
+# Each of these flags makes Megatron use one schedule instead of comparing two.
 _SCHEDULE_CHOICES = ("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler")
 
 
@@ -63,7 +67,7 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def health_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Yield warnings for actions on the training's health that cannot happen."""
+    """Yield warnings for health actions that can never happen."""
     recipe = loaded.recipe
     back = [action.rewind for action in recipe.health.actions.values() if isinstance(action, Rewind)]
     acting = [code for code, action in recipe.health.actions.items() if action != "continue"]
@@ -71,6 +75,9 @@ def health_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
     if acting and not recipe.goes_on:
         message = "health.actions has no effect: a run without checkpoints is not watched, and cannot go back to one"
         yield Problem("warning", "health-unused", message, where, "set checkpoint.dir and checkpoint.interval")
+    if recipe.health.actions.get("slow-node", "continue") != "continue" and recipe.resources.nodes == 1:
+        message = "health.actions.slow-node has no effect: the run has one node, so none can be slower than the others"
+        yield Problem("warning", "health-unused", message, where, "remove slow-node")
     keep = recipe.checkpoint.keep
     if back and recipe.goes_on and keep is not None and keep <= max(back):
         message = (
@@ -90,7 +97,7 @@ def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:
         record = read_owner(here)
     except (OSError, ValueError):
         return
-    # A run in its own folder is checked again, or submitted again after it was cut off.
+    # The run itself may be checked again, or submitted again after it was cut off.
     if record is None or record.get("run") in (here.name, loaded.files[-1].parent.name):
         return
     owner = printable(str(record.get("run"))[:100])
@@ -105,14 +112,14 @@ def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:
 def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems of the checkpoints that `load` and `pretrained_checkpoint` name.
 
-    `defaults` are the engine's values of what `args` do not state.
+    `defaults` are the engine's values for arguments that `args` do not state.
     """
     save = args.values.get("save")
     for flag in ("load", "pretrained_checkpoint"):
-        text = args.values.get(flag)
-        if not isinstance(text, str) or not text or is_remote(text) or unexpanded(text):
+        text = local_path_in(args.values.get(flag))
+        if text is None:
             continue
-        # A run that loads from the folder it saves to resumes after a restart; at its first start the folder is empty.
+        # A run that loads from its own folder resumes after a restart; at the first start the folder is empty.
         resumes = flag == "load" and isinstance(save, str) and posixpath.normpath(save) == posixpath.normpath(text)
         problem = _problem(flag, text, args, paths, resumes)
         if problem is not None:
@@ -130,7 +137,7 @@ def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
     here = paths.here(load)
     if here is None:
         return None
-    # RUN/checkpoints, or one of its iterations.
+    # A path may name RUN/checkpoints or one of its iterations.
     for folder in (here, *here.parents[:2]):
         manifest = json_mapping(folder / MANIFEST)
         if isinstance(manifest.get("arguments"), Mapping):
@@ -141,27 +148,46 @@ def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
     return None
 
 
+def continues_another(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a run may continue the training of another run, with its optimizer states."""
+    load = arguments.get("load")
+    if not load or arguments.get("finetune") or arguments.get("no_load_optim"):
+        return False
+    # A relative folder is in the run's own folder, which is new.
+    return load != arguments.get("save") or str(load).startswith("/")
+
+
+def arguments_before(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
+    """Return the arguments, with defaults, of the run that wrote a checkpoint; None if that run is not known."""
+    manifest = writing_run(load, paths)
+    if manifest is None:
+        return None
+    version = str(as_mapping(manifest.get("megatron")).get("version") or "")
+    defaults = parser_defaults(version) if minor_of(version) in SUPPORTED else {}
+    return {**defaults, **last_arguments(manifest)}
+
+
 def _manifest_of(owner: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the manifest of the run that a checkpoint folder names as its owner; None if no run root has it."""
     for root in known_roots():
         for run in run_folders(root):
             if run.path.name == owner.get("run"):
                 manifest = json_mapping(run.path / MANIFEST)
-                # Run ids repeat where run roots were copied.
+                # Copies of run roots have the same run ids.
                 if manifest.get("created") == owner.get("created") and isinstance(manifest.get("arguments"), Mapping):
                     return manifest
     return None
 
 
 def last_arguments(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments that a run ended with: those of its last phase, if it has phases."""
+    """Return the arguments that a run ended with: its last phase's arguments, if it has phases."""
     phases = manifest.get("phases")
     last = as_mapping(phases[-1]) if isinstance(phases, list) and phases else manifest
     return as_mapping(last.get("arguments"))
 
 
 def _parameter_groups(text: str, args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
-    """Yield what stops a run from finding its parameter groups in the checkpoint of another run.
+    """Yield reasons why a run cannot find its parameter groups in the checkpoint of another run.
 
     Megatron identifies them by whether they are expert parallel, since 0.19 also by learning rates
     (megatron/core/optimizer/optimizer.py, `param_group_identifier_keys`), and ends with `KeyError: Could not find
@@ -201,9 +227,9 @@ def _parameter_groups(text: str, args: EngineArguments, paths: JobPaths) -> Iter
 def _schedule(
     text: str, args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any], resumes: bool
 ) -> Iterator[Problem]:
-    """Yield what stops a run that continues the learning rate schedule of a run with another one.
+    """Yield an error if a run continues another run's learning rate schedule with a different one.
 
-    Megatron compares the schedules in samples, and ends with an assertion where they differ. Learning rates are not
+    Megatron compares the schedules in samples, and fails with an assertion if they differ. Learning rates are not
     compared here: see `_parameter_groups`, and the advisory `override-sched-ignored`.
     """
     mine = {**defaults, **args.attributes}
@@ -211,10 +237,10 @@ def _schedule(
         return
     manifest = writing_run(text, paths)
     if manifest is None or (resumes and manifest.get("phases")):
-        return  # which phase of its own folder the run resumes in is not known
+        return  # it is unknown in which of its phases the run resumes
     theirs = {**defaults, **last_arguments(manifest)}
     if theirs.get("use_checkpoint_opt_param_scheduler"):
-        return  # its schedule is that of yet another run
+        return  # its schedule came from another checkpoint in turn
     changed = [name for name in _SCHEDULE if mine.get(name) != theirs.get(name)]
     if changed and _steps(mine) != _steps(theirs):
         words = ", ".join(f"{name} is {mine.get(name)}, but {theirs.get(name)}" for name in changed)
@@ -227,7 +253,7 @@ def _schedule(
 
 
 def _steps(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what the scheduler compares, in samples (megatron/training/training.py, get_optimizer_param_scheduler)."""
+    """Return what the scheduler compares, in samples (`get_optimizer_param_scheduler` of Megatron's training.py)."""
 
     def number(name: str) -> float:
         value = arguments.get(name)
@@ -251,7 +277,7 @@ def _steps(arguments: Mapping[str, Any]) -> tuple[object, ...]:
 def _converted(
     flag: str, text: str, here: Path, args: EngineArguments, defaults: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Yield what would go wrong with weights that `fp8launch convert` wrote: Megatron compares no setting with them."""
+    """Yield problems of weights that `fp8launch convert` wrote: Megatron compares no setting with them."""
     settings = json_mapping(here / CONVERSION_RECORD).get("settings")
     if not isinstance(settings, Mapping):
         return
@@ -274,15 +300,11 @@ def _converted(
 
 def _problem(flag: str, text: str, args: EngineArguments, paths: JobPaths, resumes: bool) -> Problem | None:
     where = args.places.get(flag)
-    if not text.startswith("/"):
-        if resumes:
-            return None
-        message = f"{flag} '{text}' is relative to the run folder, which is new for each run and holds no checkpoint"
-        fix = "write an absolute path, or the same path as checkpoint.dir to resume after a restart"
-        return Problem("error", "path-relative", message, where, fix)
-    if not paths.visible(text):
-        name = {"load": "checkpoint.load"}.get(flag, flag)
-        return not_mounted(name, text, where, paths, "read")
+    if resumes and not text.startswith("/"):
+        return None
+    fix = "write an absolute path, or the same path as checkpoint.dir to resume after a restart"
+    if problem := out_of_reach(RECIPE_NAMES.get(flag, flag), text, where, paths, fix):
+        return problem
     here = paths.here(text)
     if here is None:
         return None

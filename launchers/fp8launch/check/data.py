@@ -1,178 +1,401 @@
-"""Check the files that a run reads and the folders that it writes, as far as this machine can access them.
-
-Megatron's validators do not look at files, so these mistakes end or silently spoil a run after it waited in the queue.
-"""
+"""Check the indexed data files: they exist, are complete, and have enough documents and tokens for the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8launch.check import training_script
-from fp8launch.check.checkpoints import load_problems, owner_problems
-from fp8launch.check.data_blend import blend_problems
 from fp8launch.check.job_paths import (
     JobPaths,
-    Kind,
+    entries,
     is_remote,
-    job_paths,
-    missing_path,
+    kind_of,
     not_mounted,
     unexpanded,
     why_not_writable,
+    with_place_here,
 )
-from fp8launch.check.pickled_state import pickled_state_problems
-from fp8launch.check.tokenizers import tokenizer_problems
-from fp8launch.cluster.profile import Cluster
-from fp8launch.cluster.runtimes import Runtime
-from fp8launch.cluster.storage import CHECKPOINTS, DATA, checkpoint_place, data_place
-from fp8launch.diagnostics import Problem, Severity
-from fp8launch.engines.base import EngineArguments
-from fp8launch.megatron.path_flags import PATH_FLAGS, path_flags
+from fp8launch.datasets.index_format import BrokenIndex, Index, read_index
+from fp8launch.datasets.manifest import Manifest, read_manifest, size_differences, tokenizer_sha256
+from fp8launch.diagnostics import Problem, UserError, nearest
+from fp8launch.injob.regular_files import read_regular
+from fp8launch.megatron.model_arithmetic import padded_vocab_size
 
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
-# Blends, tokenizers and the checkpoints that a run starts from have rules of their own.
-OWN_RULES = {*path_flags("read", "prefix", "name"), "load", "pretrained_checkpoint"}
-READ_FILES = tuple(flag for flag in path_flags("read", "file") if flag not in OWN_RULES)
-READ_FOLDERS = tuple(flag for flag in path_flags("read", "folder") if flag not in OWN_RULES)
-WRITTEN_FOLDERS = tuple(path_flags("write", "folder"))
-WRITTEN_FILES = tuple(path_flags("write", "file", "prefix"))
-# The recipe keys of these flags.
-RECIPE_NAMES = {"save": "checkpoint.dir", "load": "checkpoint.load", "data_cache_path": "data.cache"}
-
-CODES: Mapping[str, Severity] = {
-    **training_script.CODES,
-    **dict.fromkeys(("path-not-expanded", "path-relative", "file-missing", "not-writable"), "error"),
-    **dict.fromkeys(("path-not-mounted",), "error"),
-    **dict.fromkeys(("data-blend", "data-split", "data-missing", "data-unreadable", "data-broken"), "error"),
-    **dict.fromkeys(("data-cache", "data-too-short", "tokenizer-missing", "checkpoint-missing"), "error"),
-    **dict.fromkeys(("data-manifest", "data-vocabulary", "data-other-tokenizer"), "error"),
-    **dict.fromkeys(("data-manifest-unread", "data-epochs", "tokenizer-from-network"), "warning"),
-}
+RELATIVE = "write an absolute path, or name the folder of your datasets in the cluster profile (storage.data)"
+SPLITS = ("train", "valid", "test")
+# Megatron's default for --data-path without --split (megatron/training/arguments.py).
+DEFAULT_SPLIT = "969, 30, 1"
+_LARGEST_BLEND = 4 << 20  # bytes of a file of --data-args-path
 
 
-def problems(
-    prepared: Prepared, cluster: Cluster, environment: Mapping[str, str], runtime: Runtime | None = None
-) -> Iterator[Problem]:
-    """Yield the problems of a run's files: data, tokenizer, checkpoints, caches, and other paths in flags.
+@dataclass(frozen=True)
+class Dataset:
+    """One prefix of a blend. `weight` is its share of the samples; None if Megatron weights by dataset size."""
 
-    `environment` is the submitting shell's, which locates the Hugging Face cache; `runtime` runs the recipe's image.
-    """
-    args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
-    yield from _programs(prepared, paths)
-    yield from training_script.problems(prepared.loaded, paths, cluster.trust_run_root)
-    yield from owner_problems(prepared.loaded, paths)
-    yield from pickled_state_problems(prepared, paths, cluster.trust_run_root)
-    if not prepared.engine.description.covers("megatron_lm"):
-        if prepared.engine.description.covers("megatron_core"):
-            named = replace(args, values=args.attributes, places=args.attribute_places)
-            yield from _unexpanded(named, *WRITTEN_FOLDERS)
-            yield from _written(named, paths)
+    prefix: str
+    where: str | None
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Blend:
+    """`fractions` is the share of each of SPLITS."""
+
+    datasets: tuple[Dataset, ...]
+    fractions: tuple[float, ...]
+    where: str | None
+
+
+Words = Sequence[tuple[str, "str | None"]]
+
+
+def blend_problems(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    """Yield the problems of `data.blend`, or of the Megatron data flags used instead."""
+    if prepared.args.values.get("mock_data"):
         return
-    yield from _unexpanded(args, *PATH_FLAGS)
-    yield from _named_files(args, paths)
-    yield from blend_problems(prepared, paths)
-    yield from tokenizer_problems(prepared, cluster, paths, environment)
-    yield from load_problems(args, paths, prepared.engine.defaults(args))
-    yield from _written(args, paths)
-    yield from _stored(args, cluster, paths)
+    for found in _blends(prepared, paths):
+        if isinstance(found, Problem):
+            yield found
+        else:
+            yield from _check(found, prepared, paths)
 
 
-def _texts(args: EngineArguments, *flags: str) -> Iterator[tuple[str, str]]:
-    """Yield those of `flags` that are set to a text, with the text."""
-    for flag in flags:
-        value = args.values.get(flag)
-        if isinstance(value, str) and value:
-            yield flag, value
+def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
+    """Return the blends of a run as Megatron reads them (get_blend_and_blend_per_split)."""
+    args = prepared.args
+    one: list[Words] = []
+    if args.values.get("data_path"):
+        one.append(_words(prepared, "data_path"))
+    text, where = _content(prepared, paths, "data_args_path")
+    if text is not None:
+        one.append([(word, where) for word in text.split()])
+    if one:
+        fractions = _fractions(prepared)
+        if isinstance(fractions, Problem):
+            yield fractions
+            fractions = (1.0, 0.0, 0.0)
+        yield from (_blend(words, fractions) for words in one)
+        return
+    per_split: dict[str, Words] = {split: _words(prepared, f"{split}_data_path") for split in SPLITS}
+    text, where = _content(prepared, paths, "per_split_data_args_path")
+    if text is not None:
+        try:
+            content = json.loads(text)
+            for split in SPLITS:
+                per_split[split] = [(word, where) for word in _as_words(content[split])]
+        except (ValueError, KeyError, TypeError) as exc:
+            message = f"per_split_data_args_path does not hold JSON with lists for train, valid and test: {exc}"
+            yield Problem("error", "data-blend", message, where)
+            return
+    for split in SPLITS:
+        if per_split[split]:
+            yield _blend(per_split[split], tuple(float(split == other) for other in SPLITS))
 
 
-def _unexpanded(args: EngineArguments, *flags: str) -> Iterator[Problem]:
-    for flag in flags:
-        value = args.values.get(flag)
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and unexpanded(text):
-                yield _not_expanded(flag, text, args.places.get(flag))
+def _words(prepared: Prepared, flag: str) -> Words:
+    value, data = prepared.args.values.get(flag), prepared.loaded.recipe.data
+    where = prepared.args.places.get(flag)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        value = [value]
+    if flag == "data_path" and data is not None and data.blend:
+        return [(str(item), prepared.loaded.where("data", "blend", i)) for i, item in enumerate(value)]
+    return [(str(item), where) for item in value]
 
 
-def _not_expanded(name: str, text: str, where: str | None) -> Problem:
-    message = f"{name} is '{text}', but no shell expands '~' or '$' in the arguments of a run"
-    return Problem("error", "path-not-expanded", message, where, "write an absolute path")
+def _as_words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return value.split()
+    if isinstance(value, list):
+        return list(map(str, value))
+    raise TypeError(f"{value!r} is not a list")
 
 
-def _named_files(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
-    for flag, text in _texts(args, *READ_FILES, *READ_FOLDERS):
-        if is_remote(text) or unexpanded(text):
-            continue
-        wanted: Kind = "file"
-        if flag in READ_FOLDERS:
-            wanted = "folder"
-        name = RECIPE_NAMES.get(flag, flag)
-        if problem := missing_path(name, text, args.places.get(flag), paths, wanted):
-            yield problem
+def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None, str | None]:
+    """Return the text of a file that a flag names and its place, or None; another check reports missing files."""
+    here = paths.here(prepared.args.values.get(flag))
+    if here is None:
+        return None, None
+    try:
+        return read_regular(here, _LARGEST_BLEND).decode(), str(here)
+    except (OSError, ValueError):
+        return None, None
 
 
-def _written(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
-    for flag, text in _texts(args, *WRITTEN_FOLDERS, *WRITTEN_FILES):
-        if is_remote(text) or unexpanded(text):
-            continue
-        where, name = args.places.get(flag), RECIPE_NAMES.get(flag, flag)
-        if not text.startswith("/"):
-            # It lies in the run folder, which is ours.
-            if paths.leaves_the_run_folder(text):
-                message = f"{name} '{text}' is outside the run folder, and the container has only the run folder"
-                fix = "write an absolute path, and mount its folder"
-                yield Problem("error", "path-not-mounted", message, where, fix)
-        elif not paths.mounted(text):
-            yield not_mounted(name, text, where, paths, "write")
-        elif why := _why_not_written(flag, text, paths):
-            fix = "choose a folder on the shared file system that the job can write to"
-            yield Problem("error", "not-writable", f"{name} {text}: {why}", where, fix)
+def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
+    """Parse prefixes, or alternating weights and prefixes, like Megatron's get_blend_from_list."""
+    where = words[0][1]
+    numbers = [_number(text) for text, _ in words]
+    weights = [number for number in numbers[::2] if number is not None]
+    if len(words) % 2 == 0 and len(weights) == len(words) // 2:
+        if min(weights) < 0 or sum(weights) <= 0:
+            return Problem(
+                "error",
+                "data-blend",
+                f"the weights of the blend are {weights}, but they must be positive",
+                where,
+                "write positive weights",
+            )
+        weighted = zip(words[1::2], weights, strict=True)
+        datasets = tuple(Dataset(text.strip(), place, weight) for (text, place), weight in weighted)
+        return Blend(datasets, fractions, where)
+    if numbers.count(None) < len(numbers):
+        message = "the blend mixes weights and paths: " + " ".join(text for text, _ in words)
+        fix = "write a weight before every path, or no weights at all: blend: [0.3, /data/a, 0.7, /data/b]"
+        return Problem("error", "data-blend", message, where, fix)
+    datasets = tuple(Dataset(text.strip(), place, None) for text, place in words)
+    return Blend(datasets, fractions, where)
 
 
-def _stored(args: EngineArguments, cluster: Cluster, paths: JobPaths) -> Iterator[Problem]:
-    """Check the folders that the cluster profile names for data and checkpoints, where the run uses them."""
-    save = args.values.get("save")
-    for place, where, used in (
-        (data_place(cluster), DATA, bool(args.values.get("data_path"))),
-        (checkpoint_place(cluster), CHECKPOINTS, isinstance(save, str) and not save.startswith("/")),
-    ):
-        if place is None or not used:
-            continue
-        if paths.mounts is not None and paths.here(str(place)) != place:
-            message = f"{place} is hidden in the container by a mount of the recipe onto a folder above it"
-            yield Problem("error", "path-not-mounted", message, where, "mount something else, or elsewhere")
-        elif where == CHECKPOINTS and (why := why_not_writable(place)):
-            yield Problem("error", "not-writable", f"checkpoints would go to {place}: {why}", where, "choose another")
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
-def _why_not_written(flag: str, text: str, paths: JobPaths) -> str | None:
-    if mount := paths.read_only(text):
-        return f"the mount {mount} is read-only"
-    here = paths.here(text)
+def _fractions(prepared: Prepared) -> tuple[float, ...] | Problem:
+    """Parse a split like Megatron (parse_and_normalize_split)."""
+    text = str(prepared.args.values.get("split") or DEFAULT_SPLIT)
+    try:
+        parts = list(map(float, re.findall(r"[.0-9]+", text)))
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or sum(parts) <= 0 or "-" in text:
+        message = f"split is '{text}', but it must be one to three shares: training, validation, test"
+        return Problem("error", "data-split", message, prepared.args.places.get("split"), 'write for example "99,1,0"')
+    return tuple(part / sum(parts) for part in [*parts, 0.0, 0.0][:3])
+
+
+def _check(blend: Blend, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    known: list[tuple[Dataset, Index]] = []
+    for dataset in blend.datasets:
+        found = _dataset(dataset, paths)
+        if isinstance(found, Problem):
+            yield found
+        elif found is not None:
+            known.append((dataset, found))
+            yield from _empty_splits(dataset, found, blend, prepared)
+            yield from _cache(dataset, prepared, paths)
+            here = paths.here(dataset.prefix)
+            if here is not None:
+                yield from _manifest(dataset.prefix, here, dataset.where, found, prepared, paths)
+    if len(known) == len(blend.datasets) and blend.fractions[0] > 0:
+        yield from _tokens(known, blend, prepared)
+
+
+def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
+    """Return the index of a prefix, its problem, or None if this machine cannot access it."""
+    prefix, where = dataset.prefix, dataset.where
+    if is_remote(prefix) or unexpanded(prefix):
+        return None
+    if not prefix.startswith("/"):
+        message = f"data '{prefix}' is relative to the run folder, which is new for each run"
+        return Problem("error", "path-relative", message, where, RELATIVE)
+    if not paths.visible(f"{prefix}.bin") and not paths.visible(f"{prefix}.idx"):
+        return not_mounted("data", prefix, where, paths, "read")
+    here = paths.here(prefix)
     if here is None:
         return None
-    if flag in WRITTEN_FILES:
-        here = here.parent
-    return why_not_writable(here)
+    absent = [f".{end}" for end in ("bin", "idx") if kind_of(Path(f"{here}.{end}")) in ("missing", "folder")]
+    if absent:
+        message = f"data {with_place_here(prefix, here)} has no {' and no '.join(absent)} file"
+        return Problem("error", "data-missing", message, where, _meant(prefix, here))
+    try:
+        return read_index(here)
+    except BrokenIndex as exc:
+        return Problem(
+            "error", "data-broken", f"data {prefix}: {exc}", where, "build it again with `fp8launch data build`"
+        )
+    except OSError as exc:
+        return Problem("error", "data-unreadable", f"data {prefix} cannot be read: {exc.strerror}", where)
 
 
-def _programs(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
-    """Check what the engine needs; without a container, planning the job checks the script and the interpreter."""
-    loaded = prepared.loaded
-    for file in prepared.engine.files(loaded.recipe):
-        if is_remote(file.path) or (file.planned and paths.mounts is None):
-            continue
-        where, name = loaded.where(*file.key), ".".join(file.key)
-        if unexpanded(file.path):
-            yield _not_expanded(name, file.path, where)
-        elif problem := missing_path(name, file.path, where, paths, file.kind, file.code):
-            yield problem
-    if paths.mounts is None:
+def _meant(prefix: str, here: Path) -> str:
+    if here.suffix in (".bin", ".idx") and kind_of(here) == "file":
+        return f"remove the extension: Megatron adds .bin and .idx to {prefix.removesuffix(here.suffix)}"
+    folder, base = here.parent, prefix.rpartition("/")[0]
+    if kind_of(here) == "folder":
+        folder, base = here, prefix.rstrip("/")
+    there = [name.removesuffix(".idx") for name in entries(folder) if name.endswith(".idx")]
+    if not there:
+        return "write the common path of the .bin and .idx files, without extension"
+    return f"did you mean {base}/{nearest(here.name, there) or there[0]}?"
+
+
+def _empty_splits(dataset: Dataset, index: Index, blend: Blend, prepared: Prepared) -> Iterator[Problem]:
+    """Find a split with a share but without a document, with which Megatron counts epochs forever.
+
+    `_get_num_epochs` of megatron/core/datasets/gpt_dataset.py adds the tokens of an epoch until they are enough.
+    """
+    begin = 0.0
+    for split, fraction in zip(SPLITS, blend.fractions, strict=True):
+        end = begin + fraction
+        # Like Megatron's builder, rounds half to even.
+        if fraction > 0 and round(begin * index.sequences) == round(end * index.sequences):
+            yield Problem(
+                "error",
+                "data-split",
+                f"data {dataset.prefix} has {index.sequences:,} documents, and {100 * fraction:.3g} % of them for "
+                f"{split} rounds to none: Megatron would hang while it builds the dataset",
+                prepared.args.places.get("split") or dataset.where,
+                f'set the share of {split} to 0, as in split: "1,0,0", or use data with more documents',
+            )
+        begin = end
+
+
+def _cache(dataset: Dataset, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
+    """Check the default cache: without data.cache, the first run creates a folder named like the prefix."""
+    if prepared.args.values.get("data_cache_path"):
         return
-    python = loaded.recipe.launch.python
-    brought = ("/usr/", "/bin/", "/opt/")  # where images keep their own
-    if python is not None and python.startswith("/") and not python.startswith(brought) and not paths.visible(python):
-        yield not_mounted("launch.python", python, loaded.where("launch", "python"), paths, "read")
+    cache = f"{dataset.prefix}/cache"
+    here = paths.here(cache)
+    mount = paths.read_only(cache)
+    why = f"the mount {mount} is read-only" if mount else here and why_not_writable(here)
+    if why:
+        message = f"Megatron writes its index of the data to {cache}, but {why}"
+        fix = "set data.cache to a folder that the job can write to"
+        yield Problem("error", "data-cache", message, dataset.where, fix)
+
+
+def asked_tokens(prepared: Prepared) -> int:
+    """Return the number of tokens that a run requests; 0 if it does not say how long it trains."""
+    args = prepared.args
+    samples = args.integer("train_samples", args.integer("train_iters", 0) * prepared.layout.global_batch)
+    return samples * args.integer("seq_length", 0)
+
+
+def train_fraction(prepared: Prepared) -> float:
+    """Return the share of the data that is for training. Raises UserError for an invalid split."""
+    fractions = _fractions(prepared)
+    if isinstance(fractions, Problem):
+        raise UserError([fractions])
+    return fractions[0]
+
+
+def _tokens(known: list[tuple[Dataset, Index]], blend: Blend, prepared: Prepared) -> Iterator[Problem]:
+    args, share = prepared.args, blend.fractions[0]
+    asked = asked_tokens(prepared)
+    there = share * sum(index.tokens for _, index in known)
+    if not asked:
+        return
+    if known[0][0].weight is None and len(known) > 1:
+        # Megatron limits such a blend to its size, and its default data loader reads it once.
+        if asked > there and args.values.get("dataloader_type") != "cyclic":
+            yield Problem(
+                "error",
+                "data-too-short",
+                f"the run needs {_count(asked)} tokens, and this blend without weights has {_count(there)} for "
+                "training: Megatron reads it once, then fails",
+                blend.where,
+                "write a weight before each path, so that Megatron repeats the data; or train for fewer iterations",
+            )
+        return
+    total = sum(dataset.weight or 0 for dataset, _ in known) or 1.0
+    for dataset, index in known:
+        part: float = asked
+        if dataset.weight is not None:
+            part *= dataset.weight / total
+        epochs = part / (share * index.tokens)
+        if epochs > 1:
+            yield Problem(
+                "warning",
+                "data-epochs",
+                f"the run reads {_count(part)} tokens of {dataset.prefix}, which has {_count(share * index.tokens)} "
+                f"for training: each token is read {epochs:.3g} times",
+                dataset.where,
+                "use more data or fewer iterations, or silence this warning if the repetition is intended",
+            )
+
+
+def _count(tokens: float) -> str:
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= unit:
+            return f"{tokens / unit:.3g} {name}"
+    return f"{tokens:.0f}"
+
+
+def _manifest(
+    prefix: str, here: Path, where: str | None, index: Index, prepared: Prepared, paths: JobPaths
+) -> Iterator[Problem]:
+    """Compare the manifest of a dataset (`fp8launch data build`) with its files, the model and the tokenizer."""
+    try:
+        manifest = read_manifest(here)
+    except (OSError, ValueError) as exc:
+        message = f"the manifest of data {prefix} cannot be read: {exc}"
+        yield Problem("warning", "data-manifest-unread", message, where, "build the dataset again, or remove it")
+        return
+    if manifest is None:
+        return
+    wrong = _contradictions(here, manifest, index)
+    if wrong:
+        message = f"data {prefix} is not what its manifest says: {'; '.join(wrong)}"
+        fix = f"`fp8launch data inspect {prefix} --verify`; copy it again, or build it again"
+        yield Problem("error", "data-manifest", message, where, fix)
+        return
+    yield from _vocabulary(prefix, where, manifest, prepared)
+    yield from _tokenizer(prefix, where, manifest, prepared, paths)
+
+
+def _contradictions(here: Path, manifest: Manifest, index: Index) -> list[str]:
+    found = size_differences(here, manifest)
+    for name, there, said in (
+        ("tokens", index.tokens, manifest.tokens),
+        ("documents", index.documents, manifest.documents),
+    ):
+        if there != said:
+            found.append(f"it has {there:,} {name}, and had {said:,} when it was made")
+    return found
+
+
+def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Prepared) -> Iterator[Problem]:
+    """Find token ids outside the embedding table, which end in an assertion on the GPU when a batch contains one.
+
+    Without padded_vocab_size Megatron uses the vocabulary of its tokenizer. Only with NullTokenizer does it use
+    vocab_size, plus one for the end of a document.
+    """
+    args = prepared.args
+    size = args.integer("vocab_size", 0)
+    if args.values.get("padded_vocab_size"):
+        embeddings = padded_vocab_size(args.values)
+    elif args.values.get("tokenizer_type") == "NullTokenizer" and size:
+        embeddings = padded_vocab_size({**args.values, "vocab_size": size + 1})
+    else:
+        return
+    if embeddings is None or manifest.vocab_limit <= embeddings:
+        return
+    yield Problem(
+        "error",
+        "data-vocabulary",
+        f"data {prefix} may hold token ids up to {manifest.vocab_limit - 1}, and the model has {embeddings} embeddings",
+        where,
+        f"set model.vocab_size to {manifest.vocab_limit} or more",
+    )
+
+
+def _tokenizer(
+    prefix: str, where: str | None, manifest: Manifest, prepared: Prepared, paths: JobPaths
+) -> Iterator[Problem]:
+    model = prepared.args.values.get("tokenizer_model")
+    made_with = manifest.tokenizer
+    here = paths.here(model)
+    if here is None or made_with is None or made_with.sha256 is None:
+        return
+    if kind_of(here) == "folder":
+        here /= "tokenizer.json"
+    try:
+        now = tokenizer_sha256(here)
+    except (OSError, ValueError):
+        return
+    if now != made_with.sha256:
+        message = f"data {prefix} was made with another tokenizer ({made_with.file}) than data.tokenizer.model, {model}"
+        fix = "name the tokenizer that the data was made with, or build the data again"
+        yield Problem("error", "data-other-tokenizer", message, where, fix)

@@ -21,7 +21,7 @@ from fp8launch.megatron.model_arithmetic import (
 
 @dataclass(frozen=True)
 class Width:
-    """A feature dimension of a linear layer: `total` over `parts` ranks. `dests` are the arguments that make it."""
+    """A feature dimension of a linear layer: `total` over `parts` ranks. `dests` are the arguments that decide it."""
 
     name: str
     total: int
@@ -60,7 +60,7 @@ def widths(run: ResolvedRun) -> Iterator[Width]:
     latent = latent_attention(args)
     if "latent attention" in kinds and latent is not None:
         yield from _latent_attention(run, latent)
-    # A hybrid model may have attention of another kind in each of its layers, which is not checked here.
+    # Layers of a hybrid model may have different kinds of attention, which are not checked here.
     elif "attention" in kinds and hybrid_pattern(args) is None:
         qkv = (heads(run) + 2 * max(query_groups(args), tp)) * head_width(args)
         sizes = ("num_attention_heads", "num_query_groups", "kv_channels", "hidden_size")
@@ -77,7 +77,7 @@ def widths(run: ResolvedRun) -> Iterator[Width]:
 
 
 def _latent_attention(run: ResolvedRun, latent: Latent) -> Iterator[Width]:
-    """Multi-latent attention (multi_latent_attention.py): down projections are whole on each rank, up ones split."""
+    """Yield the widths of multi-latent attention. Each rank has whole down projections and parts of up projections."""
     tp, n = run.layout.tp, heads(run)
     if latent.query_rank:
         yield Width("q_lora_rank", latent.query_rank, 1, ("q_lora_rank",))
@@ -108,5 +108,5 @@ def tokens(run: ResolvedRun) -> tuple[int, int] | None:
 
 def sequence_parallel(run: ResolvedRun) -> bool:
     """Return whether sequence parallelism is on; Megatron switches it off without tensor parallelism
-    (arguments.py:1395)."""
+    (arguments:validate_args)."""
     return run.on("sequence_parallel") and run.layout.tp > 1

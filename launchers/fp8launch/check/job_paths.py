@@ -19,16 +19,17 @@ from fp8launch.cluster.images import image_folder, local_path
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.job.build_job import site_mounts
+from fp8launch.job.container import clean, covering, is_below, on_host, site_mounts
 from fp8launch.job.job import Mount
-from fp8launch.job.mounts import clean, covering, is_below, on_host
 from fp8launch.megatron.path_flags import Access
 from fp8launch.recipe.load import LoadedRecipe
 
 Kind = Literal["file", "folder", "missing", "denied"]
-# Megatron hands these to its object store readers; a single slash is a path.
+# Addresses for Megatron's object store readers. With a single slash it is a path.
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
-# As many as Linux follows in one path.
+# The recipe's keys of flags.
+RECIPE_NAMES = {"save": "checkpoint.dir", "load": "checkpoint.load", "data_cache_path": "data.cache"}
+# The number of links that Linux follows in one path.
 _MAX_LINKS = 40
 
 
@@ -50,7 +51,7 @@ class JobPaths:
         """Map an absolute path of the job to this machine.
 
         None if this machine cannot access it: in an object store, in the image, or relative to a future run folder;
-        and for an argument that is not text.
+        or if the argument is not text.
         """
         if not isinstance(path, str) or not path.startswith("/"):
             return None
@@ -85,7 +86,7 @@ class JobPaths:
         return self.image is not None and os.path.lexists(self.image / inside.lstrip("/"))
 
     def leaves_the_run_folder(self, path: str) -> bool:
-        """Return whether a relative path leads out of the run folder, where a container has no files."""
+        """Return whether a relative path leads out of the run folder, to places that a container lacks."""
         return self.mounts is not None and posixpath.normpath(path).startswith("..")
 
     def target_of_link(self, path: str) -> str:
@@ -93,7 +94,7 @@ class JobPaths:
         return self._followed(path)
 
     def _followed(self, path: str) -> str:
-        """`path` with its symbolic links resolved as the container resolves them: their targets are paths in there."""
+        """Return `path` with its symbolic links resolved like in the container, where their targets are paths."""
         mounts = self.mounts or ()
         targets = {clean(mount.target) for mount in mounts}
         at, links = "/", 0
@@ -105,7 +106,7 @@ class JobPaths:
                 continue
             step = posixpath.join(at, name)
             link = None
-            if step not in targets:  # a mount on a link hides it; what the mount's source leads to, the host resolves
+            if step not in targets:  # a mount on a link hides the link; the host resolves links in the mount's source
                 link = _link(on_host(mounts, step))
             if link is None or links == _MAX_LINKS:
                 at = step
@@ -177,7 +178,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _link(host: str | None) -> str | None:
-    """The target of a symbolic link of this machine; None for anything else."""
+    """Return the target of a symbolic link of this machine; None for anything else."""
     if host is None:
         return None
     try:
@@ -194,6 +195,20 @@ def is_remote(path: str) -> bool:
 def unexpanded(path: str) -> bool:
     """Return whether a path contains a `~` or `$` that a shell would expand; no shell reads Megatron's arguments."""
     return path.startswith(("~", "$")) or "/$" in path
+
+
+def local_path_in(value: object) -> str | None:
+    """Return a path that can be looked up; None for unset values, addresses, and what only a shell would expand."""
+    if not isinstance(value, str) or not value or is_remote(value) or unexpanded(value):
+        return None
+    return value
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    while kind_of(path) == "missing" and path != path.parent:
+        path = path.parent
+    return path
 
 
 def kind_of(path: Path) -> Kind:
@@ -217,20 +232,24 @@ def entries(folder: Path) -> list[str]:
         return []
 
 
+def out_of_reach(
+    what: str, text: str, where: str | None, paths: JobPaths, fix: str = "write an absolute path"
+) -> Problem | None:
+    """Return the problem of an input path that no job can find, wherever it runs; `fix` is for relative paths."""
+    if not text.startswith("/"):
+        message = f"{what} '{text}' is relative to the run folder, which is new for each run and does not contain it"
+        return Problem("error", "path-relative", message, where, fix)
+    if not paths.visible(text):
+        return not_mounted(what, text, where, paths, "read")
+    return None
+
+
 def missing_path(
     what: str, text: str, where: str | None, paths: JobPaths, wanted: Kind = "file", code: str = "file-missing"
 ) -> Problem | None:
     """Return the problem of a missing input path; None if it exists or cannot be checked from here."""
-    if not text.startswith("/"):
-        return Problem(
-            "error",
-            "path-relative",
-            f"{what} '{text}' is relative to the run folder, which is new for each run and does not contain it",
-            where,
-            "write an absolute path",
-        )
-    if not paths.visible(text):
-        return not_mounted(what, text, where, paths, "read")
+    if problem := out_of_reach(what, text, where, paths):
+        return problem
     here = paths.here(text)
     if here is None:
         return None
@@ -243,7 +262,7 @@ def missing_path(
 
 
 def with_place_here(text: str, here: Path) -> str:
-    """Return a path of the job, and where it is on this machine if that is another path."""
+    """Return a path of the job, followed by its path on this machine if that differs."""
     if str(here) == text:
         return text
     return f"{text} (on this machine {here})"
@@ -292,9 +311,7 @@ def _mounted_places(mounts: tuple[Mount, ...]) -> str:
 
 def why_not_writable(path: Path) -> str | None:
     """Return why this user cannot create or write the folder `path`; None if it is writable."""
-    found = path
-    while kind_of(found) == "missing" and found != found.parent:
-        found = found.parent
+    found = nearest_existing(path)
     if kind_of(found) == "denied":
         return f"you have no access to {found.parent}"
     if kind_of(found) != "folder":

@@ -1,4 +1,4 @@
-"""What the machine has against a run: run root, image and mounts here, files in `data`, the cluster by a scheduler."""
+"""Check a run on this machine: run root, image, mounts, files, and the cluster through its scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8launch import schedulers
-from fp8launch.check import checkpoint_space, checkpoints, data, pickled_state, run_root
+from fp8launch.check import checkpoint_space, checkpoints, files, pickled_state, run_root
 from fp8launch.check.job_paths import kind_of
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.images import image_for, local_path, software_in
@@ -23,10 +23,12 @@ from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.injob.ownership import foreign_owner
 from fp8launch.injob.rank.optional_packages import needs
 from fp8launch.injob.regular_files import open_regular
-from fp8launch.job.build_job import UNPLACED, plan, probe_runtime, site_mounts
+from fp8launch.job.build_job import UNPLACED, plan
+from fp8launch.job.container import site_mounts
 from fp8launch.job.job import Job
 from fp8launch.job.reserved_env import missing_secrets
 from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.schedulers import probe_runtime
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
 
-# Every code of this layer. An error of `plan` keeps the code that it has there.
+# The codes of this layer. Errors raised by planning a job keep their codes.
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("secret-missing", "python-missing", "python-packages"), "error"),
     **dict.fromkeys(("image-missing", "image-not-local", "image-unreadable", "unknown-image"), "error"),
@@ -43,24 +45,23 @@ CODES: Mapping[str, Severity] = {
     ),
     "image-software": "warning",
     **run_root.CODES,
-    **data.CODES,
-    **schedulers.problem_codes(),
+    **files.CODES,
     **checkpoint_space.CODES,
     **checkpoints.CODES,
     **pickled_state.CODES,
 }
 
 
-# A Python on a slow file system that has not answered by then is not judged.
+# A Python on a slow file system that does not answer in this time is not checked.
 ANSWER_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What this machine has against a run.
+    """The problems of a run on this machine.
 
-    `runtime` would run the run's image here, None where that cannot be determined. `job` is the run's job before it has
-    a run folder, None for a run that no job can be planned for, and where the runtime could only be assumed.
+    `runtime` would run the run's image here, None if that cannot be determined. `job` is the run's job before it has
+    a run folder, None if no job can be planned, or if the runtime could only be assumed.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -71,7 +72,7 @@ class Inspection:
 def inspect_run(
     prepared: Prepared, cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler | None = None
 ) -> Inspection:
-    """Plan a run's job and find what this machine and its scheduler have against it, without its files and checkpoints.
+    """Plan a run's job and find problems of this machine and its scheduler, except for files and checkpoints.
 
     `environment` is the submitting shell's. `scheduler` will get the job; None asks the cluster's.
     """
@@ -79,11 +80,11 @@ def inspect_run(
     found = list(run_root.problems(cluster, environment, scheduler))
     found += [*missing_secrets(loaded, environment), *_image_content(prepared)]
     assumed = _only_assumed(loaded, cluster, environment)
-    # Of the runtimes, pyxis leaves most to the image's name.
+    # Under pyxis nearly any image name is valid.
     runtime = "pyxis" if assumed else _runtime(loaded, cluster, environment)
     if isinstance(runtime, Problem):
         job, _ = _plan(prepared, cluster, "pyxis")
-        found += [runtime, *_asked(scheduler, job, loaded, environment)]
+        found += [runtime, *_asked(scheduler, job, loaded, cluster, environment)]
         return Inspection(tuple(found))
     here = [
         *_image(loaded, cluster, runtime),
@@ -92,28 +93,28 @@ def inspect_run(
     ]
     starts_containers = scheduler is None or scheduler.capabilities.pyxis or runtime != "pyxis"
     job, refused = _plan(prepared, cluster, runtime if starts_containers else "none")
-    # Whatever else planning refuses, it refuses one at a time.
+    # Planning reports only its first problem, so it is shown only without others.
     found += here or refused
     if job is not None and not here:
         found += _entry(prepared, runtime)
         if runtime == "none" and scheduler is not None and scheduler.capabilities.on_this_machine:
             found += _packages(prepared, cluster, job, environment)
-    found += _asked(scheduler, job, loaded, environment)
+    found += _asked(scheduler, job, loaded, cluster, environment)
     return Inspection(tuple(found), runtime, None if assumed else job)
 
 
 def file_problems(
     part: Prepared, cluster: Cluster, environment: Mapping[str, str], runtime: Runtime | None
 ) -> Iterator[Problem]:
-    """Find what is wrong with the files and the checkpoints of a run without phases, or of one of its phases."""
-    yield from data.problems(part, cluster, environment, runtime)
+    """Find problems of the files and checkpoints of a run without phases, or of one phase."""
+    yield from files.problems(part, cluster, environment, runtime)
     yield from checkpoint_space.problems(part, cluster, runtime)
     yield from checkpoints.survival_problems(part.loaded)
     yield from checkpoints.health_problems(part.loaded)
 
 
 def _plan(prepared: Prepared, cluster: Cluster, runtime: Runtime) -> tuple[Job | None, Sequence[Problem]]:
-    """The job, or why there can be none. Whether its files are there, other functions find out, for all of them."""
+    """Return the job, or the problems that prevent one. Missing files are found by other functions."""
     try:
         return plan(prepared, cluster, UNPLACED, runtime=runtime, check_paths=False), ()
     except UserError as exc:
@@ -129,11 +130,15 @@ def _entry(prepared: Prepared, runtime: Runtime) -> Sequence[Problem]:
 
 
 def _asked(
-    scheduler: Scheduler | None, job: Job | None, loaded: LoadedRecipe, environment: Mapping[str, str]
+    scheduler: Scheduler | None,
+    job: Job | None,
+    loaded: LoadedRecipe,
+    cluster: Cluster,
+    environment: Mapping[str, str],
 ) -> Iterable[Problem]:
     if job is None:
         return ()
-    return (scheduler or schedulers.cluster()).problems(job, loaded, environment)
+    return map(cluster.blamed, (scheduler or schedulers.cluster()).problems(job, loaded, environment))
 
 
 def _runtime(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> Runtime | Problem:
@@ -146,7 +151,7 @@ def _runtime(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, s
 
 
 def _only_assumed(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> bool:
-    """Whether the runtime is not this machine's to say: the run is for another, whose cluster does not answer here."""
+    """Return whether the runtime is unknown here, because the run is for a cluster that does not answer."""
     if loaded.recipe.container.image is None or cluster.runtime is not None:
         return False
     return not schedulers.cluster().answers(environment)
@@ -184,7 +189,7 @@ def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterato
 
 
 def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
-    """Without a container the job's Python is one of this machine's file systems."""
+    """Find a missing Python of a job without a container."""
     python, where = _stated_python(loaded, cluster)
     if runtime == "none" and python is not None and python.startswith("/") and not os.access(python, os.X_OK):
         message = f"the job's Python {python} does not exist on this machine, or is not executable"
@@ -192,14 +197,14 @@ def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> It
 
 
 def _stated_python(loaded: LoadedRecipe, cluster: Cluster) -> tuple[str | None, str]:
-    """The Python that the recipe or the profile names, and the place where it does or could."""
+    """Return the Python that recipe or profile names, and the place that states it."""
     python = loaded.recipe.launch.python
     if python is None and cluster.python is not None:
         return cluster.python, "cluster profile: python"
     return python, loaded.where("launch", "python")
 
 
-# Prints which of the modules in its arguments are not installed. It imports none, only the packages that hold them.
+# Prints which modules in its arguments are not installed. It imports only the packages that contain them.
 _NOT_INSTALLED = """
 import importlib.util, sys
 def there(name):
@@ -212,14 +217,14 @@ print(*[name for name in sys.argv[1:] if not there(name)])
 
 
 def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Whether the Python of a job on this machine has what the engine's processes import."""
+    """Find packages that the engine's processes import and the Python of a job on this machine lacks."""
     packages = prepared.engine.packages
     run = resolve_run(prepared)
     optional = {need.module: need for need in needs(run.value)}
     variables = {**clean_environment(environment), **dict(job.environment)}
     _, where = _stated_python(prepared.loaded, cluster)
     python = shutil.which(job.python, path=variables.get("PATH"))
-    # Commands of the profile, such as `module load`, may bring the packages, or another Python.
+    # Commands of the profile, such as `module load`, may add packages or another Python.
     if job.setup or python is None or not _may_be_asked(python):
         return
     command = [python, "-c", _NOT_INSTALLED, *packages, *optional]
@@ -262,7 +267,7 @@ def _requirements(distributions: Sequence[str]) -> str:
 
 
 def _may_be_asked(python: str) -> bool:
-    """Whether it is a program of this user or the system; scripts in its place may do anything."""
+    """Return whether a Python is a program of this user or the system. A script in its place could do anything."""
     if not python.startswith("/") or foreign_owner(Path(python)):
         return False
     with open_regular(Path(python)) as file:
@@ -270,19 +275,19 @@ def _may_be_asked(python: str) -> bool:
 
 
 def _image_content(prepared: Prepared) -> Iterator[Problem]:
-    """What the recipe says of its software against what is published of the image."""
+    """Compare the software in the recipe with the published versions of the image."""
     recipe, loaded = prepared.loaded.recipe, prepared.loaded
     image = recipe.container.image
     there = software_in(image)
     said = recipe.software.megatron
-    # Versions that the recipe does not state come from the image.
+    # The image decides versions that the recipe does not state.
     if said is not None and "megatron" in there and _minor(said) != _minor(there["megatron"]):
         message = f"the recipe is written for Megatron-Core {said}, but image {image} contains {there['megatron']}"
         fix = "remove software.megatron to use the image's version, or choose another image"
         yield Problem("warning", "image-software", message, loaded.where("software", "megatron"), fix)
     for package, label in (("transformer_engine", "Transformer Engine"), ("cuda", "CUDA")):
         said, has = getattr(recipe.software, package), there.get(package)
-        # A lower version is read as the least that is needed: parts for a GPU say it for every image.
+        # A lower version is a minimum, which the pack's hardware parts state for every image.
         if said is not None and has is not None and _minor(said) > _minor(has):
             message = f"the recipe expects {label} {said}, but image {image} contains {has}"
             where = loaded.where("software", package)
@@ -291,5 +296,5 @@ def _image_content(prepared: Prepared) -> Iterator[Problem]:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
+    """Return the first two numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:2] if re.fullmatch("[0-9]{1,9}", part))

@@ -10,26 +10,26 @@ from collections.abc import Iterator, Mapping
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.megatron.architecture import division, microbatches
-from fp8launch.megatron.memory import MIB, TIGHT, MemoryEstimate, Term, estimate
+from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate, usable_bytes
 
 CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
 
-# What the estimate promises for software and models that were not measured. An error stops a submission, so it takes
-# a run that would not fit even if the estimate were that much too high: NVIDIA ships its 8B FP8 example for 8 x H100,
-# and by this estimate it needs 3 % more than they have.
+# A run beyond the limit of `usable_bytes` is reported. An error stops a submission, so it takes more than that: the run
+# would not fit even if the estimate were this much too high, for software and models that were not measured. NVIDIA
+# publishes its 8B FP8 example for 8 x H100, and by this estimate it needs 3 % more memory than they have.
 DOUBT = 1.1
 SUGGESTIONS = 3
 
 
 def problems(run: ResolvedRun) -> Iterator[Problem]:
-    """Yield at most one problem: the run does not fit, or barely. None for CPUs and models that are not counted."""
+    """Yield at most one problem: the run does not fit, or barely. None for CPUs and uncounted models."""
     capacity = run.gpu.memory_gib * 1024 * MIB
     found = run_estimate(run)
     if found is None or not capacity or not run.is_estimated:
         return
     if found.least > DOUBT * capacity:
         yield _problem(run, found, capacity, "does-not-fit", "will not fit")
-    elif found.total > TIGHT * capacity:
+    elif not found.fits(run.gpu):
         verdict = "may not fit"
         if found.total > capacity:
             verdict = "will probably not fit"
@@ -63,7 +63,7 @@ def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
     for order, (words, changes) in enumerate(_remedies(run)):
         other = run_estimate(run, changes)
         if other is not None and other.total < 0.99 * found.total:
-            saved.append((other.total > TIGHT * capacity, order, f"{words} ({_gib(other.total)})"))
+            saved.append((other.total > usable_bytes(run.gpu), order, f"{words} ({_gib(other.total)})"))
     if not saved:
         return "divide the model over more GPUs (tensor, pipeline or context parallel), or use a GPU with more memory"
     return "; or ".join(words for _, _, words in sorted(saved)[:SUGGESTIONS])

@@ -5,22 +5,27 @@ Each finding compares two consecutive phases; a value that changes and changes b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from fp8launch.check import advisories
 from fp8launch.check.resolved_run import ResolvedRun
-from fp8launch.check.rule import Finding
+from fp8launch.check.rule import all_rules
+from fp8launch.check.rules.table import Names, table
 from fp8launch.diagnostics import Problem, Severity
-from fp8launch.job.phases import Phase
+from fp8launch.engines.base import Layout
+from fp8launch.job.prepared import Phase
 from fp8launch.megatron.flag_map import MODEL_FLAGS
-from fp8launch.megatron.schema import load_schema
+from fp8launch.megatron.model_arithmetic import head_width
+from fp8launch.megatron.schema import load_schema, value_of
+from fp8launch.untyped import as_int
 
 _CHECKPOINTING = "megatron/training/checkpointing.py"
 _SCHEDULER = "megatron/core/optimizer_param_scheduler.py load_state_dict"
 _DISTRIBUTED = "megatron/core/optimizer/distrib_optimizer.py"
 
-# Model flags that change no tensor: they may change from phase to phase.
+# Model flags that change no tensor, which phases may change.
 _NO_TENSOR = frozenset(
     """
     max_position_embeddings rotary_base rotary_percent rotary_scaling_factor rotary_seq_len_interpolation_factor
@@ -39,19 +44,18 @@ _SPLIT = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )  # fmt: skip
-# The flags, besides the split, that the distributed optimizer's buckets depend on.
+# The flags that, in addition to the split, decide the distributed optimizer's buckets.
 _BUCKETS = (
     "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout",
     "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "fp8_param_gather", "fp4_param_gather",
     "overlap_grad_reduce", "ddp_bucket_size", "ddp_num_buckets",
 )  # fmt: skip
 _STATE_TYPES = ("use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")
-_DATA = ("mock_data", "data_path", "split", "seed", "train_data_path", "data_args_path", "reset_position_ids")
 
 
 @dataclass(frozen=True)
 class Border:
-    """Two phases, one after the other."""
+    """Two consecutive phases."""
 
     before: ResolvedRun
     after: ResolvedRun
@@ -69,7 +73,7 @@ class Border:
         return self.before.where(*names, "global_batch_size")
 
     def words(self, names: Iterable[str]) -> str:
-        """`tp from 1 to 2`, for each of these."""
+        """Return text such as `tp from 1 to 2` for each of these."""
         return ", ".join(f"{n} from {_shown(self.before.value(n))} to {_shown(self.after.value(n))}" for n in names)
 
     @property
@@ -77,25 +81,46 @@ class Border:
         return f"phase {self.names[1]} after {self.names[0]}"
 
 
-Finder = Callable[[Border], Iterator[Finding]]
+class Advice(NamedTuple):
+    """A problem at a border and its fix. `about` are the arguments to point at, by default the changed ones."""
+
+    message: str
+    fix: str
+    about: Sequence[str] = ()
+
+
+Finder = Callable[[Border, list[str]], "Advice | None"]
 
 
 @dataclass(frozen=True)
 class BorderRule:
-    """`source` says where the fact comes from, as for the rules of `check/rules/`."""
+    """A rule that is called with the changed arguments, if any of `compares` changed; always if it compares none.
+
+    `source` is the origin of the fact, as in the rules of `check/rules/`.
+    """
 
     code: str
     severity: Severity
     source: str
+    compares: Sequence[str]
     find: Finder
+
+    def problem(self, border: Border) -> Problem | None:
+        changed = border.changed(self.compares)
+        if self.compares and not changed:
+            return None
+        advice = self.find(border, changed)
+        if advice is None:
+            return None
+        return Problem(self.severity, self.code, advice.message, border.where(*(advice.about or changed)), advice.fix)
 
 
 _RULES: list[BorderRule] = []
 
 
-def _rule(code: str, severity: Severity, source: str) -> Callable[[Finder], Finder]:
+def _rule(code: str, severity: Severity, source: str, compares: Sequence[str] = ()) -> Callable[[Finder], Finder]:
     def register(find: Finder) -> Finder:
-        _RULES.append(BorderRule(code, severity, source, find))
+        _RULES.append(BorderRule(code, severity, source, compares, find))
         return find
 
     return register
@@ -108,9 +133,12 @@ def problems(phases: Sequence[Phase], seen: Sequence[ResolvedRun]) -> list[Probl
     found = [*_start(seen[0])]
     for i in range(1, len(seen)):
         border = Border(seen[i - 1], seen[i], (phases[i - 1].name, phases[i].name))
-        for rule in _RULES:
-            found += [Problem(rule.severity, rule.code, *finding) for finding in rule.find(border)]
-        found += advisories.phase_problems(border.before, border.after, border.there)
+        at_border = [problem for rule in _RULES if (problem := rule.problem(border))]
+        after = replace(border.after, before=border.before.arguments)
+        for each in all_rules().values():
+            if each.compares:
+                at_border += each.problems(after)
+        found += [replace(problem, message=f"{border.there}: {problem.message}") for problem in at_border]
     return found
 
 
@@ -124,128 +152,101 @@ def _start(first: ResolvedRun) -> Iterator[Problem]:
 
 
 @_rule("phase-model", "error", f"{_CHECKPOINTING} check_checkpoint_args; torch.distributed.checkpoint compares shapes")
-def same_model(border: Border) -> Iterator[Finding]:
+def phase_model(border: Border, changed: list[str]) -> Advice | None:
     names = MODEL_FLAGS - _NO_TENSOR
     if border.after.value("position_embedding_type") == "learned_absolute":
         names |= {"max_position_embeddings"}
     schema = load_schema(border.after.args.version)
     changed = border.changed(sorted(flag.dest for name in names if (flag := schema.find(name))))
-    if changed:
-        message = (
-            f"{border.there}: the model changes ({border.words(changed)}), and checkpoints cannot be loaded across "
-            "this change"
-        )
-        yield Finding(message, border.where(*changed), "use the same model in all phases")
+    if not changed:
+        return None
+    message = f"the model changes ({border.words(changed)}), and checkpoints cannot be loaded across this change"
+    return Advice(message, "use the same model in all phases", changed)
 
 
-@_rule("phase-layers", "warning", "megatron/core/models/gpt/gpt_layer_specs.py: layers with other names of weights")
-def same_layers(border: Border) -> Iterator[Finding]:
-    changed = border.changed(("transformer_impl", "moe_grouped_gemm"))
-    if changed:
-        message = (
-            f"{border.there}: the layer implementation changes ({border.words(changed)}), so names of weights may "
-            "differ"
-        )
-        yield Finding(message, border.where(*changed), "test it on a short run first, or use the same implementation")
-
-
-@_rule("phase-checkpoint-format", "error", f"{_CHECKPOINTING} load_checkpoint: one loader for each format")
-def same_format(border: Border) -> Iterator[Finding]:
-    changed = border.changed(("ckpt_format", "use_megatron_fsdp", "use_torch_fsdp2"))
-    # Megatron set to torch_dist also loads the older format torch.
-    reads = (border.before.value("ckpt_format"), border.after.value("ckpt_format")) == ("torch", "torch_dist")
-    if changed and not (reads and changed == ["ckpt_format"]):
-        message = (
-            f"{border.there}: the checkpoint format changes ({border.words(changed)}), and Megatron cannot load the "
-            "old one"
-        )
-        yield Finding(
-            message, border.where(*changed), "use the same format and the same kind of sharding in all phases"
-        )
-
-
-@_rule("phase-optimizer", "error", "megatron/core/optimizer/optimizer.py, each class has states of its own; run on CPU")
-def same_optimizer(border: Border) -> Iterator[Finding]:
-    changed = border.changed(("optimizer", "use_distributed_optimizer", "bf16", "fp16", "optimizer_cpu_offload"))
-    if changed:
-        message = (
-            f"{border.there}: the optimizer changes ({border.words(changed)}), and cannot load the previous "
-            "optimizer states"
-        )
-        yield Finding(message, border.where(*changed), "use the same optimizer and the same weight type in all phases")
+@_rule(
+    "phase-checkpoint-format",
+    "error",
+    f"{_CHECKPOINTING} load_checkpoint: one loader for each format",
+    compares=("ckpt_format", "use_megatron_fsdp", "use_torch_fsdp2"),
+)
+def phase_checkpoint_format(border: Border, changed: list[str]) -> Advice | None:
+    # With torch_dist Megatron also loads the older format torch.
+    formats = border.before.value("ckpt_format"), border.after.value("ckpt_format")
+    if changed == ["ckpt_format"] and formats == ("torch", "torch_dist"):
+        return None
+    message = f"the checkpoint format changes ({border.words(changed)}), and Megatron cannot load the old one"
+    return Advice(message, "use the same format and the same kind of sharding in all phases")
 
 
 @_rule("phase-optimizer-states", "warning", f"{_DISTRIBUTED}; optimizer_config.py __post_init__")
-def same_state_types(border: Border) -> Iterator[Finding]:
+def phase_optimizer_states(border: Border, changed: list[str]) -> Advice | None:
     changed = border.changed(_STATE_TYPES)
     if not changed and _in_kernel(border.before) != _in_kernel(border.after):
         changed = ["fp8_recipe"]
-    if changed:
-        message = f"{border.there}: the optimizer stores its states in a different form ({border.words(changed)})"
-        yield Finding(message, border.where(*changed), "test it on a short run first, or use the same types")
+    if not changed:
+        return None
+    message = f"the optimizer stores its states in a different form ({border.words(changed)})"
+    return Advice(message, "test it on a short run first, or use the same types", changed)
 
 
 def _in_kernel(run: ResolvedRun) -> bool:
-    """The precision-aware optimizer leaves master weights to Transformer Engine's kernel."""
+    """Return whether Transformer Engine's kernel keeps the master weights of the precision-aware optimizer."""
     kept = run.value("main_params_dtype") not in (None, "fp32") or run.on("optimizer_cpu_offload")
     return run.on("use_precision_aware_optimizer") and (kept or run.value("fp8_recipe") in (None, "delayed"))
 
 
-@_rule("phase-states", "error", f"{_CHECKPOINTING} load_checkpoint: without them the schedule begins anew")
-def states_are_saved(border: Border) -> Iterator[Finding]:
-    if border.before.on("no_save_optim"):
-        message = (
-            f"{border.there}: with no_save_optim the checkpoint has neither optimizer states nor the position in the "
-            "schedule"
-        )
-        yield Finding(message, border.before.where("no_save_optim"), "remove no_save_optim")
-
-
-@_rule("phase-resharding", "error", f"{_DISTRIBUTED} sharded_state_dict (dp_reshardable); run on CPU")
-def states_fit_the_split(border: Border) -> Iterator[Finding]:
-    split = border.changed(_SPLIT)
-    if split and border.before.value("ckpt_format") == "torch":
-        message = (
-            f"{border.there}: {border.words(split)}, but a checkpoint in format torch has one file per rank of this "
-            "split"
-        )
-        yield Finding(
-            message, border.where(*split), "use megatron.ckpt_format: torch_dist, or the same split in all phases"
-        )
-        return
-    in_buckets = border.before.on("use_distributed_optimizer") and not border.before.on(
-        "dist_ckpt_optim_fully_reshardable"
-    )
-    changed = border.changed((*_SPLIT, *_BUCKETS))
-    if changed and in_buckets and border.before.value("ckpt_format") == "torch_dist":
-        message = f"{border.there}: {border.words(changed)}, but the checkpoint stores the optimizer states by bucket"
-        fix = "set megatron.dist_ckpt_optim_fully_reshardable: true for all phases, or use the same split"
-        if advisories.fully_reshardable_shifts(advisories.setup_of_run(border.before)):
-            # Megatron would write shifted states, so the setting alone is no way out.
-            fix = (
-                "use the same split. Here megatron.dist_ckpt_optim_fully_reshardable: true saves correct states only "
-                "without overlap_grad_reduce, because gradient buckets are padded (Megatron-LM pull request 5077)"
-            )
-        yield Finding(message, border.where(*changed), fix)
+@_rule("phase-states", "error", f"{_CHECKPOINTING} load_checkpoint: without them the schedule restarts")
+def phase_states(border: Border, changed: list[str]) -> Advice | None:
+    if not border.before.on("no_save_optim"):
+        return None
+    message = "with no_save_optim the checkpoint has neither optimizer states nor the position in the schedule"
+    return Advice(message, "remove no_save_optim", ["no_save_optim"])
 
 
 @_rule(
-    "phase-learning-rate",
+    "phase-resharding",
     "error",
-    "megatron/core/optimizer/optimizer.py param_group_identifier_keys (0.19); run on CPU",
+    f"{_DISTRIBUTED} sharded_state_dict (dp_reshardable); run on CPU",
+    compares=(*_SPLIT, *_BUCKETS),
 )
-def groups_are_found(border: Border) -> Iterator[Finding]:
-    changed = border.changed(_RATES)
-    if changed and border.after.megatron >= (0, 19):
-        message = (
-            f"{border.there}: {border.words(changed)}, but Megatron 0.19 finds optimizer states in the checkpoint by "
-            "these values"
+def phase_resharding(border: Border, changed: list[str]) -> Advice | None:
+    split = [name for name in changed if name in _SPLIT]
+    written = border.before.value("ckpt_format")
+    if split and written == "torch":
+        message = f"{border.words(split)}, but a checkpoint in format torch has one file per rank of this split"
+        return Advice(message, "use megatron.ckpt_format: torch_dist, or the same split in all phases", split)
+    reshardable = border.before.on("dist_ckpt_optim_fully_reshardable")
+    if written != "torch_dist" or reshardable or not border.before.on("use_distributed_optimizer"):
+        return None
+    message = f"{border.words(changed)}, but the checkpoint stores the optimizer states by bucket"
+    fix = "set megatron.dist_ckpt_optim_fully_reshardable: true for all phases, or use the same split"
+    if fully_reshardable_shifts(border.before.arguments, border.before.layout):
+        # The setting alone does not help, because Megatron would write shifted states.
+        fix = (
+            "use the same split. Here megatron.dist_ckpt_optim_fully_reshardable: true saves correct states only "
+            "without overlap_grad_reduce, because gradient buckets are padded (Megatron-LM pull request 5077)"
         )
-        yield Finding(
-            message,
-            border.where(*changed),
-            "keep lr and min_lr the same; warm-up and decay set the course of the learning rate",
-        )
+    return Advice(message, fix)
+
+
+def fully_reshardable_shifts(arguments: Mapping[str, Any], layout: Layout) -> bool:
+    """Return whether fully reshardable checkpoints of a run hold shifted states (Megatron-LM pull request 5077).
+
+    They do if a gradient bucket is padded: Megatron pads buckets to a multiple of lcm(ranks, 128).
+    """
+
+    def on(name: str) -> bool:
+        return bool(value_of(arguments, name))
+
+    if not on("use_distributed_optimizer") or not on("overlap_grad_reduce"):
+        return False
+    ranks = layout.dp * layout.cp
+    even_ranks = ranks <= 128 and math.log2(ranks).is_integer()
+    even_sizes = not (as_int(value_of(arguments, "hidden_size")) or 0) % 128
+    if on("qk_layernorm") and head_width(arguments) % 128:
+        even_sizes = False
+    return not (even_ranks and even_sizes) or on("ddp_pad_buckets_for_high_nccl_busbw")
 
 
 @_rule(
@@ -253,81 +254,67 @@ def groups_are_found(border: Border) -> Iterator[Finding]:
     "error",
     "megatron/core/optimizer/optimizer.py param_group_identifier_keys (is_expert_parallel); run on CPU",
 )
-def expert_groups_are_found(border: Border) -> Iterator[Finding]:
-    sizes = border.before.layout.ep, border.after.layout.ep
-    if border.before.on("num_experts") and min(sizes) == 1 < max(sizes):
-        message = (
-            f"{border.there}: EP goes from {sizes[0]} to {sizes[1]}, but Megatron matches the experts' optimizer "
-            "states by whether they are expert parallel"
-        )
-        fix = f"keep parallel.ep above 1 in both phases, or {sizes[0]} in both"
-        yield Finding(message, border.where("expert_model_parallel_size"), fix)
+def phase_expert_groups(border: Border, changed: list[str]) -> Advice | None:
+    before, after = border.before.layout.ep, border.after.layout.ep
+    if not border.before.on("num_experts") or not min(before, after) == 1 < max(before, after):
+        return None
+    message = (
+        f"EP goes from {before} to {after}, but Megatron matches the experts' optimizer states by whether they are "
+        "expert parallel"
+    )
+    return Advice(
+        message, f"keep parallel.ep above 1 in both phases, or {before} in both", ["expert_model_parallel_size"]
+    )
 
 
-@_rule("phase-schedule", "error", f"{_SCHEDULER}: assertions; run on CPU")
-def schedule_is_the_same(border: Border) -> Iterator[Finding]:
-    changed = border.changed(_SCHEDULE)
-    if changed and not border.after.on("override_opt_param_scheduler"):
-        kept = border.after.on("use_checkpoint_opt_param_scheduler")
-        what = "uses the checkpoint's values and ignores these" if kept else "rejects the checkpoint"
-        message = f"{border.there}: the schedule changes ({border.words(changed)}), and Megatron {what}"
-        fix = "use the same schedule, or set megatron.override_opt_param_scheduler: true to change it at this iteration"
-        if not set(changed).isdisjoint(_RATES):
-            fix = "use the same schedule; override_opt_param_scheduler cannot change lr and min_lr"
-        yield Finding(message, border.where(*changed), fix)
-
-
-@_rule("phase-no-effect", "warning", "run on CPU: the optimizer's parameter groups come from the checkpoint, whole")
-def groups_are_loaded(border: Border) -> Iterator[Finding]:
-    changed = border.changed(("adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum"))
-    if changed:
-        message = f"{border.there}: {border.words(changed)} has no effect: Megatron uses the values of the checkpoint"
-        yield Finding(message, border.where(*changed), "use the same values in all phases")
-
-
-@_rule("phase-schedule-breaks", "warning", f"{_SCHEDULER}: override_opt_param_scheduler")
-def schedule_goes_through(border: Border) -> Iterator[Finding]:
-    # Parameter groups keep their lr and min_lr: up to 0.18 an advisory says so, from 0.19 on loading fails.
-    changed = [name for name in border.changed(_SCHEDULE) if name not in _RATES]
-    if changed and border.after.on("override_opt_param_scheduler"):
-        message = f"{border.there}: the schedule changes ({border.words(changed)}), so the learning rate may jump"
-        yield Finding(
-            message, border.where(*changed), "use the same schedule, or silence this warning if the jump is intended"
-        )
+@_rule("phase-schedule", "error", f"{_SCHEDULER}: assertions; run on CPU", compares=_SCHEDULE)
+def phase_schedule(border: Border, changed: list[str]) -> Advice | None:
+    if border.after.on("override_opt_param_scheduler"):
+        return None
+    kept = border.after.on("use_checkpoint_opt_param_scheduler")
+    outcome = "uses the checkpoint's values and ignores these" if kept else "rejects the checkpoint"
+    fix = "use the same schedule, or set megatron.override_opt_param_scheduler: true to change it at this iteration"
+    if not set(changed).isdisjoint(_RATES):
+        fix = "use the same schedule; override_opt_param_scheduler cannot change lr and min_lr"
+    return Advice(f"the schedule changes ({border.words(changed)}), and Megatron {outcome}", fix)
 
 
 @_rule("phase-global-batch", "error", f"{_SCHEDULER} counts samples; get_train_valid_test_num_samples; run on CPU")
-def batch_is_the_same(border: Border) -> Iterator[Finding]:
-    if border.before.layout.global_batch != border.after.layout.global_batch:
-        sizes = f"{border.before.layout.global_batch} to {border.after.layout.global_batch}"
-        message = (
-            f"{border.there}: the global batch changes from {sizes}. Megatron builds the schedule and the dataset "
-            "for iterations x global batch samples, so both would change at this point"
-        )
-        ramp = "step_batch_size_schedule" if border.after.megatron >= (0, 18) else "rampup_batch_size"
-        fix = f"use the same batch.global; megatron.{ramp} increases it within one schedule"
-        yield Finding(message, border.where("global_batch_size"), fix)
+def phase_global_batch(border: Border, changed: list[str]) -> Advice | None:
+    before, after = border.before.layout.global_batch, border.after.layout.global_batch
+    if before == after:
+        return None
+    message = (
+        f"the global batch changes from {before} to {after}. Megatron builds the schedule and the dataset for "
+        "iterations x global batch samples, so both would change at this point"
+    )
+    ramp = "step_batch_size_schedule" if border.after.megatron >= (0, 18) else "rampup_batch_size"
+    fix = f"use the same batch.global; megatron.{ramp} increases it within one schedule"
+    return Advice(message, fix, ["global_batch_size"])
 
 
-@_rule("phase-sequence", "warning", "megatron/core/datasets/gpt_dataset.py: the sample index is made for one length")
-def sequence_is_the_same(border: Border) -> Iterator[Finding]:
-    if border.changed(("seq_length",)):
-        message = (
-            f"{border.there}: {border.words(('seq_length',))}. Training continues at the same sample number, which "
-            "is a different position in the data"
-        )
-        yield Finding(message, border.where("seq_length"), "silence this warning if the order of the data may change")
+def _table_rule(
+    code: str,
+    compares: Sequence[str],
+    message: str,
+    fix: str,
+    source: str,
+    severity: Severity = "error",
+    when: str = "",
+) -> BorderRule:
+    """Return a rule of the section `phases` in the table; `when` is about the later phase."""
+
+    def find(border: Border, changed: list[str]) -> Advice | None:
+        names = Names(border.after)
+        names["changed"], names["names"] = border.words(changed), ", ".join(changed)
+        if when and not names.satisfy(when):
+            return None
+        return Advice(names.fill(message), fix)
+
+    return BorderRule(code, severity, source, compares, find)
 
 
-@_rule("phase-data", "warning", "megatron/training/training.py: consumed samples are skipped in whatever data is given")
-def data_is_the_same(border: Border) -> Iterator[Finding]:
-    changed = border.changed(_DATA)
-    if changed:
-        message = (
-            f"{border.there}: the data changes ({', '.join(changed)}). Training starts at the sample number that the "
-            "earlier phases reached, not at the first sample of the new data"
-        )
-        yield Finding(message, border.where(*changed), "silence this warning if this is intended")
+_RULES += [_table_rule(code, **row) for code, row in table().phases.items()]
 
 
 def _shown(value: object) -> str:

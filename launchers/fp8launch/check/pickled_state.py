@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fp8launch.check.job_paths import JobPaths
+from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths
 from fp8launch.check.resolved_run import installed_software
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.hardware.quantization import is_stateful
@@ -22,7 +22,7 @@ _LOADED = ("load", "pretrained_checkpoint")
 def refuses_pickles(engine: Release | None) -> bool | None:
     """Return whether a release of Transformer Engine refuses pickled state; None if the release does not decide it.
 
-    The refusal came with 2.18.0, and to the two minor versions before it with a patch release: 2.16.1 and 2.17.1.
+    Releases refuse it since 2.18.0, and the two previous minor versions since patch releases 2.16.1 and 2.17.1.
     Source: set_extra_state in transformer_engine/pytorch/module/base.py of these wheels.
     """
     if engine is None or (engine[:2] in ((2, 16), (2, 17)) and len(engine) == 2):
@@ -33,7 +33,7 @@ def refuses_pickles(engine: Release | None) -> bool | None:
 
 
 def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted: bool = False) -> Iterator[Problem]:
-    """Yield what keeps a run from loading FP8 state: of a checkpoint from elsewhere, and of its own.
+    """Yield reasons why a run cannot load FP8 state from another run's checkpoint, or from its own.
 
     `group_is_trusted` is the cluster profile's `trust_run_root`.
     """
@@ -82,12 +82,12 @@ def _sources(prepared: Prepared) -> Iterator[tuple[str, str, str | None]]:
     for flag in _LOADED:
         text = args.values.get(flag, args.attributes.get(flag))
         if isinstance(text, str) and text.startswith("/"):
-            yield {"load": "checkpoint.load"}.get(flag, flag), text, args.places.get(flag)
+            yield RECIPE_NAMES.get(flag, flag), text, args.places.get(flag)
     yield from prepared.engine.read_checkpoints(prepared.loaded)
 
 
 def holds_pickled_state(folder: Path) -> bool | None:
-    """Return whether a checkpoint has state of delayed scaling; None if it cannot be read, or its format is another.
+    """Return whether a checkpoint has state of delayed scaling; None if it cannot be read or has another format.
 
     `folder` is the folder of an iteration, or of all checkpoints with a tracker.
     """

@@ -11,12 +11,21 @@ from fp8launch.cluster.images import software_in
 from fp8launch.diagnostics import Problem
 from fp8launch.engines.base import EngineArguments, EngineDescription, EntryTraits, Layout
 from fp8launch.hardware.gpus import Gpu, gpu
-from fp8launch.hardware.quantization import DEFAULT_RECIPE, QUANTIZATION, UNQUANTIZED, QuantizationRecipe, requested
+from fp8launch.hardware.quantization import (
+    DEFAULT_RECIPE,
+    UNQUANTIZED,
+    QuantizationRecipe,
+    quantization_recipes,
+    requested,
+)
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.schema import value_of
 from fp8launch.megatron.versions import Release, release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.untyped import as_int
+
+# The version of Transformer Engine in NVIDIA's current images, assumed if neither recipe nor image states one.
+ASSUMED_TE = "2.20"
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,10 @@ class InstalledSoftware:
 class ResolvedRun:
     """The arguments, layout, GPU and software of a run.
 
-    `given` has the arguments that the recipe sets, by Megatron's attribute name (dest); `defaults` those that the
-    parser of this Megatron version, or the engine's entry, fills in. `env` is the environment of the processes as far
-    as recipe, engine and cluster profile set it. `megatron` is its release, such as (0, 19, 2).
+    `given` has the arguments that the recipe sets, by Megatron's attribute name (dest); `defaults` has the values that
+    the parser of this Megatron version, or the engine's entry, fills in. `env` is the environment of the processes as
+    far as recipe, engine and cluster profile set it. `megatron` is its release, such as (0, 19, 2). `before` has the
+    arguments of the run or phase whose training this one continues, None if there is none or it is unknown.
     """
 
     loaded: LoadedRecipe
@@ -53,10 +63,11 @@ class ResolvedRun:
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]
     places: Mapping[str, str]
+    before: Mapping[str, Any] | None = None
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:
-        """All arguments by Megatron's attribute name; those of the recipe override the defaults."""
+        """All arguments by Megatron's attribute name; the recipe's override the defaults."""
         return {**self.defaults, **self.given}
 
     def value(self, dest: str) -> Any:
@@ -92,17 +103,22 @@ class ResolvedRun:
         """Return the name of the run's quantization recipe; without one bf16, fp16 or fp32."""
         names = ["bf16", "fp16"]
         for operands in DEFAULT_RECIPE:
-            names += [operands, f"{operands}_recipe"]
+            names += [operands, f"{operands}_recipe", f"{operands}_quantizer_factory"]
         return requested({name: self.value(name) for name in names})
 
     @property
     def quantization(self) -> QuantizationRecipe | None:
         """Return the quantization recipe of the run; None without one and for names that are not in the table."""
-        return QUANTIZATION.get(self.precision)
+        return quantization_recipes().get(self.precision)
 
     @property
     def quantized(self) -> bool:
         return self.precision not in UNQUANTIZED
+
+    @property
+    def transformer_engine(self) -> str:
+        """Return the version of Transformer Engine that the recipe states or its image has, else the assumed one."""
+        return ".".join(map(str, self.software.transformer_engine or ())) or ASSUMED_TE
 
     @property
     def fsdp(self) -> bool:
@@ -112,6 +128,12 @@ class ResolvedRun:
     def uses_te(self) -> bool:
         """Return whether the layers are Transformer Engine's, on a GPU."""
         return self.value("transformer_impl") == "transformer_engine" and self.gpu.name != "cpu"
+
+    @property
+    def has_linear_biases(self) -> bool:
+        """Return whether linear layers have biases; False if the engine's model has an unknown default."""
+        known = "add_bias_linear" in self.given or self.engine.covers("megatron_lm")
+        return known and self.on("add_bias_linear")
 
     @property
     def is_estimated(self) -> bool:
@@ -130,7 +152,7 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
     for name in recipe.launch.config:
         places.setdefault(name, loaded.where("launch", "config", name))
     defaults = {**prepared.engine.defaults(args), **entry.fills_in}
-    # Fields of the config that have a flag too: what the processes run with, whatever the flag says.
+    # Fields of the config override flags with the same meaning.
     behind = {}
     if entry.sets_config:
         behind = {name: value for name, value in recipe.launch.config.items() if name in defaults}
@@ -155,7 +177,7 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
 
 
 def installed_software(loaded: LoadedRecipe) -> InstalledSoftware:
-    """Return the versions that the recipe sets, else those that the image catalogue has for its image."""
+    """Return the versions that the recipe sets, else the image catalogue's versions for its image."""
     stated = loaded.recipe.software
     image = software_in(loaded.recipe.container.image)
     te = stated.transformer_engine or image.get("transformer_engine")

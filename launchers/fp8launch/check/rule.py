@@ -1,11 +1,12 @@
 """A rule is a small function with a code, a severity and the source of its fact.
 
     @rule("mxfp8-hopper", "error", source="TransformerEngine pytorch/quantization.py _compute_mxfp8_support")
-    def mxfp8_needs_blackwell(run: ResolvedRun) -> Iterator[Finding]:
+    def mxfp8_hopper(run: ResolvedRun) -> Iterator[Finding]:
         if run.precision == "mxfp8" and run.gpu.capability < (10, 0):
             yield Finding("...", run.where("fp8_recipe"), "use ...")
 
-To add a rule, put such a function into any module of `check/rules/`, or name it in the `rules` of a plugin.
+To add a rule, put such a function into any module of `check/rules/`, or name it in the `rules` of a plugin. A rule
+that only compares settings is a row of `check/rules/table.yaml` instead.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ Finder = Callable[[ResolvedRun], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """`source` says where the fact comes from. `says` is a pattern of Megatron's own message for the same cause; that
-    message is then suppressed. `scope` says which engines' arguments the rule is about (see `engines.base.SCOPES`)."""
+    """A rule.
+
+    `source` says where the fact comes from, usually a function in Megatron or Transformer Engine. `says` is a pattern
+    of Megatron's message for the same cause, which is then suppressed. `scope` says for which engines the rule holds
+    (see `engines.base.SCOPES`). A `known_bug` is reported as an advisory, with `source`, a URL. A rule that `compares`
+    uses `ResolvedRun.before`, so it also checks each phase against the previous one.
+    """
 
     code: str
     severity: Severity
@@ -45,12 +51,17 @@ class Rule:
     find: Finder
     says: str | None = None
     scope: Scope = "megatron_core"
+    known_bug: bool = False
+    compares: bool = False
 
     def problems(self, run: ResolvedRun) -> Iterator[Problem]:
         if not run.engine.covers(self.scope):
             return
         for finding in self.find(run):
-            yield Problem(self.severity, self.code, *finding)
+            if self.known_bug:
+                yield Problem(self.severity, self.code, *finding, kind="advisory", source=self.source)
+            else:
+                yield Problem(self.severity, self.code, *finding)
 
 
 _RULES: dict[str, Rule] = {}
@@ -61,12 +72,16 @@ def rule(
 ) -> Callable[[Finder], Finder]:
     """Register a rule under a unique code."""
 
-    def register(find: Finder) -> Finder:
-        assert code not in _RULES, f"two rules have the code {code}"
-        _RULES[code] = Rule(code, severity, source, find, says, scope)
+    def decorate(find: Finder) -> Finder:
+        register(Rule(code, severity, source, find, says, scope))
         return find
 
-    return register
+    return decorate
+
+
+def register(new: Rule) -> None:
+    assert new.code not in _RULES, f"two rules have the code {new.code}"
+    _RULES[new.code] = new
 
 
 @functools.cache
@@ -76,5 +91,5 @@ def all_rules() -> dict[str, Rule]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     for _ in plugin_registry.loaded("rules"):
-        pass  # the decorator has registered it
+        pass  # importing it has registered it
     return dict(_RULES)

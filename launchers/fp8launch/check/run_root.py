@@ -1,7 +1,7 @@
-"""Whether run folders can be made below the run root, and whether the nodes of a cluster will see them there.
+"""Check whether run folders can be made below the run root, and whether the nodes of a cluster will see them.
 
 A node that does not see a run folder cannot even open the job's output: Slurm ends the job at once, and no log says
-why. What a node sees cannot be asked from here. The cluster profile can say it, earlier runs below the same root show
+why. A node's view cannot be queried from here. The cluster profile can state it, earlier runs below the same root show
 it, and some file systems exist on one machine only.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fp8launch import schedulers
-from fp8launch.check.job_paths import kind_of, why_not_writable
+from fp8launch.check.job_paths import nearest_existing, why_not_writable
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.injob.ownership import why_not_own
@@ -22,7 +22,7 @@ from fp8launch.rundir.run_dir import MANIFEST, RunFolder, run_folders
 from fp8launch.schedulers.base import Scheduler
 
 MIB = 1024**2
-# A run folder is the in-job code, the manifest and the logs: about a megabyte, and logs grow. Checkpoints come on top.
+# A run folder has the in-job code, the manifest and the logs: about a megabyte, and logs grow. Checkpoints add to it.
 LEAST_SPACE, LITTLE_SPACE = 16 * MIB, 1024 * MIB
 # Files of a run folder, without checkpoints.
 LEAST_FILES = 100
@@ -35,17 +35,17 @@ _OTHER = "choose another with --run-root, `run_root:` in the cluster profile, or
 _SHARED = "choose a folder that every node sees, with --run-root, `run_root:` in the cluster profile, or FP8LAUNCH_RUNS"
 # File systems that no other machine can have.
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "rootfs"}
-# Those of a disk, which a machine may share with others, but not the folders below by convention.
+# File systems of a disk. A machine may share them with others, but by convention not these folders.
 _ON_DISK = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "jfs", "reiserfs"}
 _OF_ONE_MACHINE = (Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
-# So many of the newest runs are looked at: one that has begun shows that nodes see the run root.
+# The number of newest runs to look at. A run that has begun shows that nodes see the run root.
 _NEWEST = 20
 
 
 def problems(cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler | None = None) -> Iterator[Problem]:
-    """Find what is wrong with the place for run folders.
+    """Find problems of the place for run folders.
 
-    `environment` is the submitting shell's. `scheduler` will get the job; None means the one that is used by default.
+    `environment` is the submitting shell's. `scheduler` will get the job; None means the default scheduler.
     """
     try:
         root = run_root(cluster, None)
@@ -60,7 +60,7 @@ def problems(cluster: Cluster, environment: Mapping[str, str], scheduler: Schedu
 
 
 def _space(root: Path) -> Iterator[Problem]:
-    disk = os.statvfs(_existing(root))
+    disk = os.statvfs(nearest_existing(root))
     free = disk.f_bavail * disk.f_frsize
     if free < LITTLE_SPACE:
         message = f"the file system of run root {root} has {free // MIB:,} MiB left"
@@ -68,14 +68,14 @@ def _space(root: Path) -> Iterator[Problem]:
             yield Problem("error", "run-root-full", message, WHERE, _OTHER)
         else:
             yield Problem("warning", "run-root-low", message, WHERE, _OTHER)
-    # File systems that make inodes as they go say that they have none at all.
+    # File systems that create inodes dynamically report 0.
     if disk.f_files and disk.f_favail < LEAST_FILES:
         message = f"the file system of run root {root} has room for {disk.f_favail} more files"
         yield Problem("error", "run-root-full", message, WHERE, _OTHER)
 
 
 def _nodes(root: Path, cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler) -> Iterator[Problem]:
-    """Find why the nodes may not see the run root, where jobs run on other machines than this one."""
+    """Find out whether nodes may not see the run root, if jobs run on other machines."""
     if scheduler.capabilities.on_this_machine:
         return
     if cluster.shared_folders:
@@ -98,7 +98,7 @@ def _nodes(root: Path, cluster: Cluster, environment: Mapping[str, str], schedul
 
 
 def _earlier_runs(root: Path) -> tuple[bool, RunFolder | None]:
-    """Whether a run below this root has begun on a node; and the newest one that could not, for it saw no folder."""
+    """Return whether a run below this root has begun on a node, and the newest one that did not find its folder."""
     newest = None
     for run in filter(_is_of_a_cluster, _newest_runs(root)):
         if run.attempts():
@@ -119,9 +119,9 @@ def _newest_runs(root: Path) -> list[RunFolder]:
 
 
 def _is_of_a_cluster(run: RunFolder) -> bool:
-    """Whether a run of this user was submitted to a cluster; its manifest may be damaged, or another version's."""
+    """Return whether a run of this user was submitted to a cluster. Its manifest may be damaged."""
     try:
-        # To see whose everything in the folder is takes longer than to read its manifest.
+        # Looking up the owner of everything in the folder takes longer than reading its manifest.
         if why_not_own(run.path / MANIFEST) or schedulers.of_run(run).capabilities.on_this_machine:
             return False
         return run.is_mine and bool(job_ids(run))
@@ -130,8 +130,8 @@ def _is_of_a_cluster(run: RunFolder) -> bool:
 
 
 def _kind_on_one_machine(root: Path) -> str | None:
-    """The type of the root's file system where only this machine can have it; None for any other."""
-    real = _existing(root).resolve()
+    """Return the type of the root's file system if only this machine can have it; else None."""
+    real = nearest_existing(root).resolve()
     kind = _file_system(real)
     if kind in _IN_MEMORY or (kind in _ON_DISK and any(_is_below(real, folder) for folder in _OF_ONE_MACHINE)):
         return kind
@@ -139,7 +139,7 @@ def _kind_on_one_machine(root: Path) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that holds a path, as the kernel lists it; empty where it does not."""
+    """Return the type of the file system of a path, as the kernel lists it; empty if it does not."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -151,16 +151,10 @@ def _file_system(path: Path) -> str:
         if len(words) < 5 or not after:
             continue
         place = words[4].replace("\\040", " ")
-        # Of two mounts on one place the later one is seen.
+        # If two mounts share a target, the later one wins.
         if _is_below(path, Path(place)) and len(place) >= longest:
             kind, longest = after.split(" ")[0], len(place)
     return kind
-
-
-def _existing(path: Path) -> Path:
-    while kind_of(path) == "missing":
-        path = path.parent
-    return path
 
 
 def _is_below(path: Path, folder: Path) -> bool:

@@ -13,17 +13,17 @@ from fp8launch.diagnostics import Problem
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
-# Read by sentencepiece or tiktoken: one file.
+# A single file, which sentencepiece or tiktoken reads.
 FILE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
-# Read by transformers: a folder, or a name on the Hugging Face hub.
+# A folder or a name on the Hugging Face hub, which transformers reads.
 HUB_TYPES = ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer")
-# Type to the files without which Megatron downloads them.
+# Tokenizer type to the files that Megatron downloads if they are not given.
 VOCAB_TYPES = {
     "GPT2BPETokenizer": ("vocab_file", "merge_file"),
     "BertWordPieceLowerCase": ("vocab_file",),
     "BertWordPieceCase": ("vocab_file",),
 }
-# One of these makes a folder a tokenizer for transformers.
+# transformers accepts a folder with one of these files.
 HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -43,7 +43,7 @@ def tokenizer_problems(
             yield Problem("warning", "tokenizer-from-network", message, where, fix)
     elif kind in (*FILE_TYPES, *HUB_TYPES):
         if not isinstance(model, str) or not model:
-            # A multimodal one can do without.
+            # A multimodal tokenizer does not need them.
             if kind != "MultimodalTokenizer":
                 message = f"{kind} needs a tokenizer model, but none is set"
                 yield Problem("error", "tokenizer-missing", message, where, "set data.tokenizer.model")
@@ -79,7 +79,7 @@ def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator
 def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator[Problem]:
     here = paths.here(model)
     if here is not None and kind_of(here) == "file":
-        return  # transformers takes the file of a tokenizer too, with a warning
+        return  # transformers accepts a tokenizer file, too, with a warning
     if here is not None and kind_of(here) == "folder" and not set(HUB_FILES) & set(entries(here)):
         message = f"{model} contains none of {', '.join(HUB_FILES)}"
         fix = "write the path of the folder that contains the tokenizer"

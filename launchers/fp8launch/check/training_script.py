@@ -1,6 +1,6 @@
-"""A training script that other users could change: nothing of theirs runs under this account.
+"""Refuse training scripts that other users could change, so that none of their code runs under this account.
 
-The job puts the folder of the script first in `sys.path`: whoever can make a file there decides what is imported.
+The job puts the script's folder first in `sys.path`, so anybody who can create a file there decides what is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CODES: Mapping[str, Severity] = {"script-not-safe": "error"}
 
 
 def problems(loaded: LoadedRecipe, paths: JobPaths, trusts_group: bool) -> Iterator[Problem]:
-    """Yield the problem of a script on this machine that others own or can change.
+    """Yield a problem if the script is on this machine and other users own it or can change it.
 
     `trusts_group` is the cluster profile's `trust_run_root`. A script inside the container's image is not checked: the
     modes of its files protect nothing there.
@@ -65,7 +65,7 @@ def _why_others_can_change(script: Path, trusts_group: bool) -> str | None:
 
 
 def _stranger(script: Path, loaded: LoadedRecipe) -> str | None:
-    """The owner of a script next to a recipe who owns neither the recipe nor the system.
+    """Return the owner of a script next to a recipe if it is neither the recipe's owner nor root.
 
     A path to any other folder is the user's or the recipe's explicit choice, such as a colleague's checkout.
     """

@@ -1,16 +1,15 @@
-"""The `fp8launch` command. Each verb is a module of its own, imported when it is used: `--help` imports none."""
+"""The `fp8launch` command. Each verb is in its own module, which is imported when the verb is called."""
 
 from __future__ import annotations
 
 import codecs
-import gc
+import contextlib
+import errno
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
-
-# Imports make a hundred thousand objects that stay. Python would search them for garbage again and again.
-gc.set_threshold(200_000, 10, 10)
 
 import click
 
@@ -24,8 +23,18 @@ def commands() -> dict[str, Command]:
     return {name: offer.value for name, offer in plugin_registry.offered("commands").items()}
 
 
+class Interrupted(BaseException):
+    """Ctrl-C, in place of KeyboardInterrupt, before which click prints an empty line."""
+
+
 class Verbs(click.Group):
-    """Loads a verb's module only when the verb is called."""
+    """A group of commands that imports a command's module when the command is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(commands())
@@ -42,22 +51,23 @@ class Verbs(click.Group):
             from fp8launch.diagnostics import nearest
 
             if plugin := plugin_registry.absent_plugin("commands", args[0]):
-                hint = f"add it to {plugin_registry.SELECTION}, or unset that variable"
-                raise click.UsageError(f"'{args[0]}' needs the plugin {plugin}, which is not active: {hint}", ctx)
+                message = plugin_registry.needs(f"'{args[0]}'", plugin)
+                raise click.UsageError(f"{message}: {plugin_registry.how_to_activate(plugin)}", ctx)
             near = nearest(args[0], commands())
             hint = f" Did you mean '{near}'?" if near else ""
             raise click.UsageError(f"no command '{args[0]}'.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, dict[str, str]] = {}
+        groups: dict[str, list[str]] = {}
         for verb, command in commands().items():
-            groups.setdefault(command.group, {})[verb] = command.help
+            group = groups.setdefault(command.group, [])
+            group.insert(group.index(command.before) if command.before in group else len(group), verb)
+        # Columns of the same width in every group.
         widest = max(map(len, commands()))
-        for title, texts in groups.items():
+        for title, verbs in groups.items():
             with formatter.section(title):
-                # Columns of the same width in every group.
-                formatter.write_dl([(f"{verb:<{widest}}", text) for verb, text in texts.items()])
+                formatter.write_dl([(f"{verb:<{widest}}", commands()[verb].help) for verb in verbs])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -65,18 +75,14 @@ class Verbs(click.Group):
 @click.option("--remote", metavar="CLUSTER", expose_value=False, help="Run on this profile's login node, by ssh.")
 @click.option("--at", metavar="CLUSTER", expose_value=False, hidden=True)
 def cli() -> None:
-    """Launch FP8 pre-training with Megatron-Core on Slurm, and measure it.
-
-    A recipe is a short YAML file; `fp8launch submit recipes/llama8b_fp8.yaml` makes it a Slurm job.
+    """Launch FP8 pre-training with Megatron-Core on Slurm, and measure it. A recipe is a short YAML file, which
+    `fp8launch submit recipes/llama8b_fp8.yaml` turns into a Slurm job.
     """
 
 
 def main() -> None:
-    """Entry point: every way to end is an exit code and a message, never a traceback."""
-    status = run(sys.argv[1:])
-    # Python would search everything for garbage once more before it exits.
-    gc.freeze()
-    sys.exit(status)
+    """Run the command line. Every end is an exit code and a message, never a traceback."""
+    sys.exit(run(sys.argv[1:]))
 
 
 # Replacements for the signs of tables and charts in encodings that lack them.
@@ -85,7 +91,7 @@ _IN_ASCII |= dict(zip("▁▂▃▄▅▆▇", "_.-:=+*", strict=True))
 
 
 def _as_ascii(failed: UnicodeError) -> tuple[str, int]:
-    """Spell out what the terminal's encoding, or any, does not have: our own signs, and characters of names."""
+    """Replace characters that the terminal's encoding lacks: the program's own signs, and characters of names."""
     assert isinstance(failed, UnicodeEncodeError)
     text = failed.object[failed.start : failed.end]
     return "".join(_IN_ASCII.get(sign) or ascii(sign)[1:-1] for sign in text), failed.end
@@ -95,8 +101,8 @@ codecs.register_error("fp8launch", _as_ascii)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; return its exit code. With `--json` a refusal is a JSON object on stdout too."""
-    # Neither run folders nor what their jobs write may be changed by others: a job inherits this from sbatch.
+    """Run one command and return its exit code. With `--json`, an error is also a JSON object on stdout."""
+    # Other users must not be able to change run folders or what jobs write. A job inherits the umask through sbatch.
     os.umask(os.umask(0o022) | 0o022)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -111,22 +117,33 @@ def run(arguments: list[str]) -> int:
             show_json({"ok": False, "problems": list(map(Problem.as_json, refusal.problems))})
         return refusal.exit_code
     except BrokenPipeError:
-        # The reader (head, less) went away; Python would complain again when it flushes at exit.
+        # The reader (head, less) is gone, and Python would report that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError:
-        return MACHINE_LACKS  # stdout takes nothing, as the message on stderr said
+        return MACHINE_LACKS  # stdout cannot be written, as the message on stderr says
+
+
+def _full_output(exc: OSError) -> str:
+    """Return the name of stdout if an error without a file name must be its own: a full disk or quota.
+
+    Files that commands write have their names in the errors.
+    """
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not sys.stdout.isatty():
+        with contextlib.suppress(OSError):
+            return str(Path("/proc/self/fd", str(sys.stdout.fileno())).readlink())
+    return ""
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    """Whether a command was asked for JSON, even one whose other arguments cannot be parsed."""
+    """Return whether a command should print JSON, even if its other arguments cannot be parsed."""
     if "--" in arguments:
         arguments = arguments[: arguments.index("--")]
     return "--json" in arguments
 
 
 def _refusal(arguments: list[str]) -> int | UserError:
-    """Run one command; return its exit code, or the error that ended it, whose message has been printed."""
+    """Run one command. Return its exit code, or the error that ended it after printing its message."""
     from fp8launch.cli.output import eprint, print_problems
 
     try:
@@ -135,7 +152,7 @@ def _refusal(arguments: list[str]) -> int | UserError:
         print_problems(exc.problems)
         return exc
     except click.ClickException as exc:
-        # The arguments that it quotes may be names of others' files, from a pattern of the shell.
+        # It may quote names of other users' files, which a pattern of the shell found.
         words = io.StringIO()
         exc.show(words)
         eprint(words.getvalue().rstrip("\n"))
@@ -143,13 +160,17 @@ def _refusal(arguments: list[str]) -> int | UserError:
         if isinstance(exc, click.UsageError) and exc.ctx is not None:
             command = exc.ctx.command_path
         return error("usage", exc.format_message(), command, f"read `{command} --help`")
-    except (KeyboardInterrupt, click.Abort):
-        eprint("interrupted")
+    except (KeyboardInterrupt, Interrupted, click.Abort) as exc:
+        # A terminal shows ^C without the end of the line. click has printed one before an Abort.
+        newline = "\n" if sys.stderr.isatty() and not isinstance(exc, click.Abort) else ""
+        eprint(f"{newline}interrupted")
         return error("interrupted", "interrupted", exit_code=INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as exc:
-        message = f"{exc.filename or ''}: {exc.strerror or exc}"
+        message = exc.strerror or str(exc)
+        if place := exc.filename or _full_output(exc):
+            message = f"{place}: {message}"
         eprint(f"fp8launch: {message}")
         return error("machine", message, exit_code=MACHINE_LACKS)
     except Exception as exc:
@@ -163,9 +184,11 @@ def _refusal(arguments: list[str]) -> int | UserError:
 
 def _run_here_or_remotely(arguments: list[str]) -> int:
     if len(arguments) > 1 and arguments[0] in ("--remote", "--at"):
-        from fp8launch.cli.remote import run_remote
-
-        return run_remote(arguments[1], arguments[2:])
+        option = arguments[0].removeprefix("--")
+        if absent := plugin_registry.absent_error("relays", option, arguments[0], None):
+            raise absent
+        relay = plugin_registry.load(plugin_registry.offered("relays")[option])
+        return int(relay(arguments[1], arguments[2:]))
     status = cli.main(arguments, prog_name="fp8launch", standalone_mode=False)
     if isinstance(status, int):
         return status

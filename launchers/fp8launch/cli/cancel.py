@@ -9,36 +9,22 @@ from fp8launch.cli import complete
 from fp8launch.cli.output import eprint
 from fp8launch.rundir.registry import find_run, find_study, job_ids, need_mine
 from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.rundir.study import StudyFolder
-from fp8launch.submit.cancel import cancel_runs
-from fp8launch.submit.submission import recover_cut_off
+from fp8launch.submit.submission import cancel_runs, cancel_study, recover_cut_off
+from fp8launch.wording import counted
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete.runs)
 def cancel(names: tuple[str, ...]) -> None:
-    """End every job of these runs and studies. Their folders stay."""
+    """End every job of these runs and studies. Their folders are kept."""
     for name in names:
         study = find_study(name)
         if study is None:
             _cancel_run(find_run(name))
+        elif runs := cancel_study(study):
+            eprint(f"cancelled {study.study_id}: {counted(len(runs), 'run')}")
         else:
-            _cancel_study(study)
-
-
-def _cancel_study(study: StudyFolder) -> None:
-    need_mine(study)
-    made = study.runs()
-    need_mine(*made)
-    scheduler = schedulers.of_run(made[0]) if made else None
-    if scheduler is not None:
-        recover_cut_off(made, scheduler)
-    runs = list(filter(job_ids, made))
-    if not runs or scheduler is None:
-        eprint(f"{study.study_id} has no jobs: nothing to cancel")
-        return
-    cancel_runs(runs, scheduler)
-    eprint(f"cancelled {study.study_id}: {len(runs)} runs")
+            eprint(f"{study.study_id} has no jobs: nothing to cancel")
 
 
 def _cancel_run(run: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""Completion of names on the command line; each list is read when the shell asks for it."""
+"""Complete names on the command line. Each list is read when the shell asks for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from click.shell_completion import CompletionItem
 from fp8launch.diagnostics import UserError
 
 # bash inserts a completion unquoted, and a word that begins with a dash is an option. Other users choose the names of
-# their runs, so only names that every shell reads as one plain word are offered; the slash is for names of the pack.
+# their runs, so only names that every shell reads as one plain word are offered. Names in the pack contain slashes.
 _PLAIN_WORD = re.compile(r"(?!-)[A-Za-z0-9._+/-]+")
 
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of the pack's recipes and studies; where none fits those of runs, then files."""
+    """Complete the pack's recipes and studies; if none matches, runs; otherwise files."""
     return _items(_recipes(), incomplete) or _items(_runs(), incomplete, files=True)
 
 
@@ -30,7 +30,7 @@ def _recipes() -> list[str]:
 
 
 def _runs() -> Iterator[str]:
-    """The ids of studies, then of runs, newest first; the user's own before other users' ids."""
+    """Yield the ids of studies, then of runs, the newest first. The user's own come before other users'."""
     from fp8launch.rundir.registry import all_runs, all_studies
 
     yield "latest"
@@ -55,7 +55,7 @@ def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the ids of runs and studies; where none fits the names of recipes, then files."""
+    """Complete the ids of runs and studies; if none matches, recipes; otherwise files."""
     return _items(_runs(), incomplete) or _items(_recipes(), incomplete, files=True)
 
 
@@ -67,7 +67,7 @@ def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the keys of a recipe; after `megatron.` and `model.` the flags of the newest Megatron."""
+    """Complete the keys of a recipe, and after `megatron.` and `model.` the flags of the newest Megatron."""
     if "=" in incomplete:
         return []
     return _items(_keys(incomplete), incomplete)
@@ -92,12 +92,12 @@ def _keys(incomplete: str) -> Iterator[str]:
             yield from ("precision.recipe", "precision.format", "precision.param_gather", "precision.bf16_layers")
         elif name == "data":
             yield from ("data.kind", "data.blend", "data.split", "data.tokenizer", "data.cache")
-        elif name in ("megatron", "model", "env"):
+        elif name in ("megatron", "megatron_extra", "model", "env"):
             yield f"{name}."
 
 
 def _items(names: Iterable[str], incomplete: str, files: bool = False) -> list[CompletionItem]:
-    """The plain words among the names that begin so; where there are none, the shell completes files."""
+    """Return the names that begin so and are plain words. With `files` and without any, the shell completes files."""
     found: list[str] = []
     with contextlib.suppress(UserError, OSError):
         for name in dict.fromkeys(names):

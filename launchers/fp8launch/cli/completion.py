@@ -1,4 +1,4 @@
-"""`fp8launch completion`: the script that a shell needs to complete commands, options and names."""
+"""`fp8launch completion`: the script by which a shell completes commands, options and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "_FP8LAUNCH_COMPLETE"
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell: recipes, runs, studies, cluster profiles, keys, commands and options.
+    """Print the completion script of a shell for recipes, runs, studies, cluster profiles, keys, commands and options.
 
     \b
     bash: echo 'eval "$(fp8launch completion bash)"' >> ~/.bashrc

@@ -1,22 +1,15 @@
-"""Where a command's jobs go: the cluster profile, the scheduler, and options of Slurm for this one command."""
+"""Options that select where the jobs of a command go: cluster profile, scheduler, options of Slurm."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
-from fp8launch import schedulers
+from fp8launch import plugin_registry, schedulers
 from fp8launch.cli.output import cluster_option
-from fp8launch.cli.slurm_options import refuse_without_slurm, slurm_options, with_slurm_options
-from fp8launch.cluster.profile import Cluster, load_cluster
-from fp8launch.diagnostics import error
-from fp8launch.schedulers.base import Scheduler
 
 
 class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """The name of a scheduler, of those that are there when the command runs."""
+    """The name of a scheduler, of the core or a plugin. Plugins are looked up only when a command runs."""
 
     name = "backend"
 
@@ -25,10 +18,24 @@ class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in schedulers.names():
+            if plugin := plugin_registry.absent_plugin("schedulers", value):
+                message = plugin_registry.needs(repr(value), plugin)
+                self.fail(f"{message}: {plugin_registry.how_to_activate(plugin)}", param, ctx)
             self.fail(f"{value!r} is not one of {', '.join(schedulers.names())}", param, ctx)
         return value
 
 
+_slurm_options = (
+    click.option("--partition", metavar="NAME", help="Slurm partition of this submission."),
+    click.option("--account", metavar="NAME", help="Slurm account of this submission."),
+    click.option("--qos", metavar="NAME", help="Slurm QOS of this submission."),
+    click.option("--time", metavar="LIMIT", help="Time limit in one of Slurm's formats (resources.time)."),
+    click.option("--nodelist", metavar="NODES", help="Nodes that the job must have."),
+    click.option("--exclude", metavar="NODES", help="Nodes that the job must not have, in addition to the profile's."),
+    click.option("--reservation", metavar="NAME", help="Slurm reservation of this submission."),
+    click.option("--nice", type=click.IntRange(-2147483645, 2147483645), metavar="N", help="Lower the priority by N."),
+    click.option("--slurm", "extra", multiple=True, metavar="KEY=VALUE", help="Any other sbatch option; repeatable."),
+)
 destination_options = (
     cluster_option,
     click.option(
@@ -37,20 +44,6 @@ destination_options = (
         type=BackendName(),
         help="Scheduler (default: sbatch on a Slurm cluster, else local).",
     ),
-    *slurm_options,
-    click.option("--run-root", "root", help="Folder for run folders, on a file system that all nodes share."),
+    *_slurm_options,
+    click.option("--run-root", "root", help="Folder for run folders, on a file system shared by all nodes."),
 )
-
-
-def destination(
-    command: str, cluster: str | None, backend_name: str | None, slurm: Mapping[str, Any]
-) -> tuple[Cluster, Scheduler]:
-    """The profile with the stated options of Slurm, and the scheduler. Raises UserError where jobs cannot go there."""
-    profile = with_slurm_options(load_cluster(cluster), slurm)
-    if profile.ssh is not None:
-        message = f"jobs for the cluster '{profile.name}' are submitted from its login node"
-        raise error("needs-at", message, "--cluster", f"fp8launch --remote {cluster or profile.name} {command} ...")
-    scheduler = schedulers.by_name(backend_name) if backend_name else schedulers.default(profile)
-    if scheduler.capabilities.on_this_machine:
-        refuse_without_slurm(slurm, scheduler.name)
-    return profile, scheduler

@@ -1,17 +1,14 @@
-"""`fp8launch estimate`: parameters, memory per GPU and time of a step by term, FLOPs, GPU-hours."""
+"""`fp8launch estimate`: parameters, memory per GPU and step time by term, FLOPs, GPU-hours."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from fp8launch.check.checker import check
-from fp8launch.check.memory import run_estimate
-from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.check.estimate import Estimate, estimate_run
+from fp8launch.check.estimate import as_json as estimate_as_json
+from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.cli import complete
-from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import (
     echo,
     eprint,
@@ -23,15 +20,14 @@ from fp8launch.cli.output import (
     with_gpu,
     with_options,
 )
-from fp8launch.cli.predicted import predicted_as_json, show_step_time, speed_range, terms_as_json
 from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
-from fp8launch.megatron.cost import Cost, Throughput, cost
-from fp8launch.megatron.flops import why_not_counted
+from fp8launch.megatron.cost import Cost
 from fp8launch.megatron.memory import MIB, MemoryEstimate
-from fp8launch.megatron.parameters import Parameters, parameters
-from fp8launch.planning.step_time import StepTime, step_time
+from fp8launch.megatron.model_arithmetic import why_not_counted
+from fp8launch.megatron.parameters import Parameters
+from fp8launch.rundir.names import recipe_named
 
 BAR = 30
 
@@ -50,17 +46,17 @@ BAR = 30
 def estimate(
     recipe: str, overrides: tuple[str, ...], nodes: int | None, gpu: str | None, speed: float | None, as_json: bool
 ) -> int:
-    """Estimate parameters, memory of the fullest GPU, time of a step, FLOPs, tokens and GPU-hours of a run.
+    """Estimate parameters, memory of the fullest GPU, step time, FLOPs, tokens and GPU-hours of a run.
 
-    Nothing runs. Exit code 0, also when the run does not fit; `check` makes that an error.
+    Nothing runs. The exit code is 0 even if the run does not fit; `check` reports that as an error.
     """
-    prepared = prepare(recipe_named(recipe), with_gpu(overrides, gpu), nodes)
+    prepared = prepare(recipe_named(recipe, say=eprint), with_gpu(overrides, gpu), nodes)
     refused = errors_in(check(prepared, layers=("rules",)).problems)
     if refused:
-        eprint(f"`check` refuses this run, so what is estimated need not hold: {refused[0].message}")
-    estimated = [_estimated(part, steps, gpu, speed) for part, steps in _parts(prepared)]
+        eprint(f"`check` refuses this run, so the estimate may be wrong: {refused[0].message}")
+    estimated = estimate_run(prepared, gpu, speed)
     if as_json:
-        show_json(_all_as_json(prepared, list(map(_as_json, estimated))))
+        show_json(estimate_as_json(prepared, estimated))
         return 0
     for i, one in enumerate(estimated):
         if i:
@@ -72,141 +68,17 @@ def estimate(
     return 0
 
 
-def _all_as_json(prepared: Prepared, each: list[dict[str, Any]]) -> dict[str, Any]:
-    """A run as it is; of one with phases that which needs most memory, what all cost together, and each by itself."""
-    if not prepared.phases:
-        return each[0]
-    fullest = max(each, key=_needed_mib)
-    found = dict(fullest)
-    for name in ("steps", "tokens", "gpu_hours"):
-        values = [one[name] for one in each]
-        found[name] = None if None in values else sum(values)
-    found["gpu_hours_at_most"] = prepared.gpu_hours_at_most
-    found["phases"] = []
-    for phase, one in zip(prepared.phases, each, strict=True):
-        found["phases"].append({"name": phase.name, "begin": phase.begin, "end": phase.end, **one})
-    return found
-
-
-def _needed_mib(one: dict[str, Any]) -> int:
-    if not one["memory"]:
-        return 0
-    return int(one["memory"]["total_mib"])
-
-
-def _parts(prepared: Prepared) -> list[tuple[Prepared, int | None]]:
-    """What is estimated by itself, and its number of steps where that is not the whole training's."""
-    if not prepared.phases:
-        return [(prepared, None)]
-    found: list[tuple[Prepared, int | None]] = []
-    for part, phase in zip(prepared.parts, prepared.phases, strict=True):
-        found.append((part, phase.end - phase.begin))
-    return found
-
-
-@dataclass(frozen=True)
-class _Estimated:
-    """What is known of a run, or of one of its phases, without running it."""
-
-    prepared: Prepared
-    run: ResolvedRun
-    parameters: Parameters | None
-    memory: MemoryEstimate | None
-    step: StepTime | None
-    cost: Cost
-
-
-def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None) -> _Estimated:
-    run = resolve_run(prepared)
-    args = {**run.defaults, **run.given}
-    if steps:
-        args["train_iters"] = steps
-    world, batch = run.layout.world, run.layout.global_batch
-    memory, step = None, None
-    if run.is_estimated:
-        step = step_time(args, world, batch, run.gpu)
-    if run.is_estimated and run.gpu.memory_gib:
-        memory = run_estimate(run)
-    throughput = _throughput(prepared, gpu, speed)
-    if throughput is None and step is not None:
-        throughput = Throughput(step.tokens_per_s_per_gpu, f"predicted, {speed_range(step)}", known=False)
-    return _Estimated(prepared, run, parameters(args, world), memory, step, cost(args, world, batch, throughput))
-
-
-def _throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:
-    """What is known of this run's speed: what the user says, else the reference published for the recipe's own GPU."""
-    if stated is not None:
-        return Throughput(stated, "stated by --tokens-per-second-per-gpu", known=True)
-    reference = prepared.loaded.recipe.reference
-    if reference is None or what_if is not None:
-        return None
-    basis = f"published for {reference.gpus} GPUs: {reference.source}"
-    return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
-
-
-# --- JSON -----------------------------------------------------------------------------------------------------------
-
-
-def _as_json(one: _Estimated) -> dict[str, Any]:
-    prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
-    return {
-        "recipe": prepared.loaded.recipe.name,
-        "gpu": run.gpu.name,
-        "gpus": run.layout.world,
-        "parameters": counted
-        and {
-            "total": counted.total,
-            "active": counted.active,
-            "active_without_embedding": counted.multiplied,
-            "per_stage": list(counted.per_stage),
-            "padded_vocab": counted.padded_vocab,
-        },
-        "memory": memory
-        and {
-            "device_mib": round(run.gpu.memory_gib * 1024),
-            "fits": memory.least <= run.gpu.memory_gib * 1024 * MIB,
-            "peak_allocated_mib": round(memory.peak / MIB),
-            "total_mib": round(memory.total / MIB),
-            "uncertainty": memory.uncertainty,
-            "stage": memory.stage,
-            "stages": memory.stages,
-            "terms": [
-                {"name": t.name, "bytes": round(t.bytes), "certainty": t.certainty, "note": t.note}
-                for t in memory.terms
-            ],
-        },
-        "predicted": one.step and predicted_as_json(one.step, memory),
-        "terms": one.step and terms_as_json(one.step),
-        "flop_per_token": costs.flops_per_token,
-        "tokens_per_step": costs.tokens_per_step,
-        "steps": costs.steps,
-        "tokens": costs.tokens,
-        "throughput": costs.throughput
-        and {
-            "tokens_per_s_per_gpu": costs.throughput.tokens_per_s_per_gpu,
-            "basis": costs.throughput.basis,
-            "known": costs.throughput.known,
-        },
-        "step_time_ms": costs.step_time_s and costs.step_time_s * 1000,
-        "gpu_hours": costs.gpu_hours,
-        "gpu_hours_at_most": prepared.gpu_hours_at_most,
-    }
-
-
-# --- text -----------------------------------------------------------------------------------------------------------
-
-
-def _show(one: _Estimated) -> None:
+def _show(one: Estimate) -> None:
     prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
     if counted is None:
-        reason = why_not_counted(run.arguments) or "the layers do not divide as asked, or a size is missing"
-        eprint(f"{reason}, so parameters, memory and the time of a step are not estimated")
+        reason = why_not_counted(run.arguments) or "the layers cannot be divided as requested, or a size is missing"
+        eprint(f"{reason}, so parameters, memory and step time are not estimated")
     else:
         _show_parameters(run, counted)
     if memory is not None:
         _show_memory(run, memory)
-    if one.step is not None:
-        show_step_time(one.step)
+    for prediction in one.predictions.values():
+        prediction.print_text()
         echo()
     _show_cost(prepared, run, costs)
     if memory is not None:
@@ -234,7 +106,7 @@ def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
 
 
 def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
-    """Neighbouring stages of the same size together."""
+    """Group neighbouring stages of the same size."""
     found: list[tuple[int, list[int]]] = []
     for rank, count in enumerate(counts):
         if found and found[-1][0] == count:
@@ -263,7 +135,7 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
     rows = []
     if costs.flops_per_token:
         rows.append(("FLOP per token", f"{costs.flops_per_token:.4g}", "as Megatron counts them"))
-    if costs.tokens_per_step:  # else no length of a sequence is stated
+    if costs.tokens_per_step:  # otherwise the recipe has no sequence length
         batch = f"{run.layout.global_batch} sequences of {costs.tokens_per_step // run.layout.global_batch}"
         rows.append(("tokens per step", f"{costs.tokens_per_step:,}", batch))
     if costs.tokens:
@@ -284,7 +156,7 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
 
 
 def _bar(size: float, whole: float) -> str:
-    """A bar that is full at the size of the device, and open-ended beyond it."""
+    """Return a bar that is full at the size of the device, with an arrow if the memory exceeds it."""
     length = round(BAR * size / whole)
     if length > BAR:
         return "█" * BAR + "▶"

@@ -11,12 +11,11 @@ import click
 
 from fp8launch import schedulers
 from fp8launch.cli import complete
-from fp8launch.cli.follow import GrowingFile, last_lines
-from fp8launch.cli.names import run_named
 from fp8launch.cli.output import echo, eprint
-from fp8launch.cli.terminal_text import for_terminal
+from fp8launch.cli.terminal_text import GrowingFile, TerminalText, last_lines
 from fp8launch.diagnostics import ANSWER_IS_NO, error
-from fp8launch.report.log_lines import as_csv, lines_of_node, lines_of_rank
+from fp8launch.logs.rank_lines import as_csv, lines_of_node, lines_of_rank
+from fp8launch.rundir.names import run_named
 from fp8launch.rundir.run_dir import RunFolder
 
 
@@ -51,7 +50,7 @@ def logs(
     """Print the log of a run, or of the newest run of a recipe."""
     given = {"--rank": rank is not None, "--node": node, "--path": show_path, "--metrics": metrics}
     _refuse_combinations([flag for flag, value in given.items() if value], follow)
-    run = run_named(name)
+    run = run_named(name, eprint)
     files = _files(run, batch)
     if attempt is not None and attempt > len(files):
         raise error("no-attempt", f"{run.run_id} has {len(files)} attempts, not {attempt}", "--attempt")
@@ -78,7 +77,7 @@ def logs(
 
 
 def _refuse_combinations(chosen: Sequence[str], follow: bool) -> None:
-    """Refuse several of the options that select lines, and any of them with -f."""
+    """Refuse more than one option that selects lines, and any such option together with -f."""
     if chosen and follow:
         raise click.UsageError(f"{' and '.join(chosen)} cannot follow with -f; `fp8launch watch` follows and filters")
     if len(chosen) > 1:
@@ -86,7 +85,7 @@ def _refuse_combinations(chosen: Sequence[str], follow: bool) -> None:
 
 
 def _files(run: RunFolder, batch: bool) -> list[Path]:
-    """The logs of the attempts, or the outputs of the batch script."""
+    """Return the logs of the attempts, or the outputs of the batch script."""
     if batch:
         return run.batch_output()
     return run.logs()
@@ -95,15 +94,15 @@ def _files(run: RunFolder, batch: bool) -> list[Path]:
 def _print_last(path: Path, count: int) -> None:
     text = last_lines(path, count)
     if sys.stdout.isatty():
-        text = for_terminal(text.encode(errors="replace")).decode()
+        text = TerminalText().feed(text.encode(errors="replace"), final=True)
     sys.stdout.write(f"{text}\n")
 
 
 def _print_some(path: Path, whose: str, found: list[str], last: int | None) -> None:
-    """Print the lines of a rank or a node, or the last of them."""
+    """Print the lines of a rank or a node, or only the last ones."""
     if not found:
         message = f"no line of the log belongs to {whose}"
-        fix = "a log of a single process has no ranks; `fp8launch logs RUN` prints all of it"
+        fix = "the log of a single process has no ranks; `fp8launch logs RUN` prints the whole log"
         raise error("no-lines", message, str(path), fix, ANSWER_IS_NO)
     if last:
         found = found[-last:]
@@ -117,7 +116,7 @@ def _follow(run: RunFolder) -> None:
     files: dict[Path, GrowingFile] = {}
     asked, final = 0.0, False
     while True:
-        # A requeued run begins another log; what is still added to the earlier one is printed too.
+        # A requeued run starts a new log. Lines that are still added to the earlier one are printed too.
         for attempt in run.attempts():
             files.setdefault(attempt.log, GrowingFile(attempt.log)).copy(final)
         if final:

@@ -1,4 +1,4 @@
-"""Data on stdout, messages on stderr; colour only where a terminal reads it."""
+"""Print data on stdout and messages on stderr, with colour on terminals only. Options that commands share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from fp8launch.cli import complete
-from fp8launch.diagnostics import Problem, printable
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, error, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Below this many items work is over before a bar could be read.
+# With fewer items the work is done before anybody could read a bar.
 BAR_FROM = 12
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -52,10 +52,12 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def with_gpu(overrides: Sequence[str], gpu: str | None) -> tuple[str, ...]:
-    """Return the overrides, with that of the GPU where one is asked for."""
+    """Return the overrides, with one for the GPU if it is given."""
     if gpu is None:
         return tuple(overrides)
-    return (*overrides, f"resources.gpu={gpu}")
+    from fp8launch.recipe.load import Override
+
+    return (*overrides, Override(f"resources.gpu={gpu}", f"--gpu {gpu}"))
 
 
 def overrides_text(overrides: Iterable[str]) -> str:
@@ -66,26 +68,26 @@ def overrides_text(overrides: Iterable[str]) -> str:
 
 
 def number_text(value: float | None, form: str) -> str:
-    """Return a number in Python's format `form`, an empty text where it is not known."""
+    """Return a number in Python's format `form`, or an empty text for None."""
     if value is None:
         return ""
     return format(value, form)
 
 
 def styled(text: str, **style: Any) -> str:
-    """Return a text in colour, unless NO_COLOR is set or the terminal has none. `style` has click's names, as `fg`."""
+    """Return a text in click's style, such as `fg`, unless NO_COLOR is set or the terminal has no colours."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return text
     return click.style(text, **style)
 
 
 def eprint(message: str) -> None:
-    """Print a message for people on stderr. It may quote logs and names, whose control characters are spelled out."""
+    """Print a message on stderr. Control characters are escaped, because messages quote logs and names."""
     click.echo(printable(message), err=True)
 
 
 def echo(text: object = "", nl: bool = True, **style: Any) -> None:
-    """Print data on stdout: as it is into a pipe, with control characters spelled out on a terminal.
+    """Print data on stdout. On a terminal, control characters are escaped.
 
     `style` has click's names, such as `fg` and `bold`.
     """
@@ -97,11 +99,20 @@ def echo(text: object = "", nl: bool = True, **style: Any) -> None:
     click.echo(line, nl=nl)
 
 
-def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Console:
-    """Return the only console for tables, bars and screens: `width` columns in a pipe.
+def confirm(question: str, what: str, declined: str = "nothing was submitted") -> None:
+    """Ask a question. Raises UserError if the answer is no, or without a terminal to ask about `what`."""
+    if not sys.stdin.isatty():
+        message = f"standard input is not a terminal, so the {what} cannot be confirmed"
+        raise error("not-asked", message, fix="pass --yes")
+    if not click.confirm(question, err=True):
+        raise error("declined", declined, exit_code=ANSWER_IS_NO)
 
-    With `soft_wrap` longer lines stay whole there. Texts are only shown, whatever they hold: neither control characters
-    nor rich's markup mean anything.
+
+def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Console:
+    """Return a console for tables, bars and screens. In a pipe it is `width` columns wide.
+
+    With `soft_wrap`, longer lines are not broken in a pipe. Texts are shown literally: control characters are escaped,
+    and rich's markup is off.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -129,10 +140,10 @@ _SEVERITY_COLOUR = {"error": "red", "warning": "yellow"}
 
 
 def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
-    """Print problems on stderr, or on stdout, one after the other."""
+    """Print problems on stderr, or on stdout without `err`."""
     for problem in problems:
         if problem.kind == "advisory":
-            click.echo(advisory_text(problem), err=err)
+            click.echo(_advisory_text(problem), err=err)
             continue
         label = styled(problem.severity, fg=_SEVERITY_COLOUR[problem.severity], bold=True)
         line = f"{label}: {problem.message} {styled(f'[{problem.code}]', dim=True)}"
@@ -143,7 +154,7 @@ def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
             click.echo(f"    {styled('fix:', fg='green')} {problem.fix}", err=err)
 
 
-def advisory_text(problem: Problem) -> str:
+def _advisory_text(problem: Problem) -> str:
     """Return a known bug in lines of at most 80 columns. Its address stays whole, so that it can be copied."""
     where = f"{problem.where}: " if problem.where else ""
     first, *lines = _folded(f"{where}{problem.severity}: {problem.message} [{problem.code}]", "    ")
@@ -165,7 +176,7 @@ T = TypeVar("T")
 
 
 def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
-    """Yield the items, with a progress bar on a terminal when there are many."""
+    """Yield the items, with a progress bar if they are many and stderr is a terminal."""
     if len(items) < BAR_FROM or not sys.stderr.isatty():
         return items
     from rich.markup import escape
@@ -176,7 +187,7 @@ def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
 
 @contextmanager
 def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show how many of `total` are done, on a terminal; the value is called at the end of each."""
+    """Show on a terminal how many of `total` steps are done. The value is called at the end of each step."""
     if not total or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -231,14 +242,14 @@ def show_table(
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column in unbroken)
     for row in cells:
         table.add_row(*(Text(row[position]) for position in kept))
-    # A pipe has no width: do not fold what a script or grep reads.
+    # In a pipe lines are not folded, because a script or grep may read them.
     screen.print(table)
 
 
 def _columns_that_fit(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, unbroken: Collection[str], drop: Sequence[str]
 ) -> tuple[list[int], int]:
-    """Return the positions of the columns to show, and the width that they need at least."""
+    """Return the positions of the columns to show, and the smallest width for them."""
     least = []
     for position, column in enumerate(columns):
         longest = max((len(row[position]) for row in rows), default=0)

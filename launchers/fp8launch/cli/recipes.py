@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
-from fp8launch import engines
+from fp8launch import engines, plugin_registry
 from fp8launch.cli import complete
-from fp8launch.cli.names import recipe_named
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
 from fp8launch.diagnostics import did_you_mean, error
-from fp8launch.engines.recipe_catalog import RecipeCatalog
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import PRECISIONS
+from fp8launch.hardware.quantization import precision_names
 from fp8launch.job.prepared import prepare
 from fp8launch.recipe.catalog import Part, Row, explained, pack_parts, pack_recipes, places
 from fp8launch.resources import pack_folder
+from fp8launch.rundir.names import recipe_named
 
-# Engines by name whose projects publish recipes of their own.
-_CATALOGS: dict[str, RecipeCatalog] = {}
-for _engine in engines.all_engines():
-    _catalog = _engine.catalog()
-    if _catalog is not None:
-        _CATALOGS[_engine.name] = _catalog
+# Lists or explains recipes, given a name (or None), a release, the filters, and the options --published and --json.
+Listing: TypeAlias = "Callable[[str | None, str | None, Mapping[str, str | None], bool, bool], None]"
+_PUBLISHED = plugin_registry.offered("published_recipes")
+_ABSENT = plugin_registry.absent("published_recipes")
 
 
 @click.command()
 @click.argument("name", required=False, shell_complete=complete.recipes)
-@click.option("--engine", type=click.Choice([engines.default().name, *_CATALOGS]), default=engines.default().name,
-              show_default=True,
+@click.option("--engine", type=click.Choice([engines.default().name, *_PUBLISHED, *_ABSENT]),
+              default=engines.default().name, show_default=True,
               help="The pack's own recipes, or NVIDIA's performance recipes of Megatron-Bridge.")  # fmt: skip
 @click.option("--gpu", metavar="GPU", help="Only recipes for this GPU, such as h100.")
 @click.option("--model", metavar="TEXT", help="Only recipes whose model's name contains TEXT, such as qwen3.")
 @click.option("--precision", metavar="NAME", help="Only recipes of this precision, such as mxfp8.")
-@click.option(
-    "--kind", metavar="KIND", help="List only these: recipes, studies, models, precision, hardware, parts, ..."
-)
+@click.option("--kind", metavar="KIND", help="List only this kind, such as recipes, studies, models or hardware.")
 @click.option("--release", metavar="X.Y.Z", help="With --engine bridge: the release (default: the newest known).")
 @click.option(
     "--published",
@@ -58,15 +54,18 @@ def recipes(
     published: bool,
     as_json: bool,
 ) -> None:
-    """List the recipes and studies of the pack and the parts that recipes extend, or explain one: every value, and the
-    file and line it comes from.
+    """List the recipes and studies of the pack and the parts that recipes extend, or explain one.
+
+    The explanation has every value, with the file and line that it comes from.
 
     With --engine bridge, or NAME as bridge:RECIPE, the same for the performance recipes of Megatron-Bridge.
     """
     prefix, colon, plain_name = (name or "").partition(":")
-    if colon and prefix in _CATALOGS:
+    if colon and prefix in _PUBLISHED:
         engine, name = prefix, plain_name
-    if engine not in _CATALOGS:
+    if absent := plugin_registry.absent_error("published_recipes", engine, f"--engine {engine}", "--engine"):
+        raise absent
+    if engine not in _PUBLISHED:
         if release is not None:
             raise click.UsageError("--release needs --engine bridge")
         if published:
@@ -76,23 +75,19 @@ def recipes(
         else:
             _list(gpu, model, precision, kind, as_json)
         return
-    from fp8launch.cli import engine_recipes
-
-    filters = {"gpu": gpu, "model": model, "precision": precision}
     if published and name is not None:
         raise click.UsageError("--published lists the figures of all recipes: leave out the name, or use --model")
-    if published:
-        engine_recipes.show_published(_CATALOGS[engine], release, filters, as_json)
-    else:
-        engine_recipes.show(_CATALOGS[engine], name, release, filters, as_json)
+    filters = {"gpu": gpu, "model": model, "precision": precision}
+    listing: Listing = plugin_registry.load(_PUBLISHED[engine])
+    listing(name, release, filters, published, as_json)
 
 
 def _list(gpu: str | None, model: str | None, precision: str | None, kind: str | None, as_json: bool) -> None:
-    """List the recipes, studies or parts of the pack that these filters leave."""
+    """List the recipes, studies or parts of the pack that match the filters."""
     if gpu is not None:
         _known("--gpu", gpu.lower(), GPUS)
     if precision is not None:
-        _known("--precision", precision.lower(), PRECISIONS)
+        _known("--precision", precision.lower(), precision_names())
     parts = pack_parts()
     kinds = ("recipes", "studies", *dict.fromkeys(part.kind for part in parts))
     if kind is not None:
@@ -139,7 +134,7 @@ def _show_rows(single: Sequence[Row], studies: Sequence[Row]) -> None:
 
 
 def _known(option: str, value: str, known: Iterable[str]) -> None:
-    """Raises UserError, with the nearest name, for a value that none is."""
+    """Raise UserError, with the nearest known name, for an unknown value."""
     names = list(known)
     if value not in names:
         fix = did_you_mean(value, names, f"use one of {', '.join(names)}")
@@ -155,7 +150,7 @@ def _show_parts(parts: Sequence[Part], as_json: bool) -> None:
 
 
 def _fitting(rows: Iterable[Row], gpu: str | None, model: str | None, precision: str | None) -> list[Row]:
-    """The rows that pass every filter that is set."""
+    """Return the rows that pass every filter that is set."""
     found = []
     for row in rows:
         if gpu is not None and row.recipe.resources.gpu != gpu.lower():
@@ -168,7 +163,7 @@ def _fitting(rows: Iterable[Row], gpu: str | None, model: str | None, precision:
 
 
 def _explain(name: str, as_json: bool) -> None:
-    loaded = prepare(recipe_named(name)).loaded
+    loaded = prepare(recipe_named(name, say=eprint)).loaded
     files = list(map(_short, loaded.files))
     if as_json:
         show_json({**loaded.tree.plain(), "places": places(loaded), "files": files})

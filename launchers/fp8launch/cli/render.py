@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.names import recipe_named
-from fp8launch.cli.output import cluster_option, echo, json_option, recipe_options, show_json, with_options
+from fp8launch.cli.output import cluster_option, echo, eprint, json_option, recipe_options, show_json, with_options
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.diagnostics import error
-from fp8launch.job.job import Job
-from fp8launch.job.prepared import Prepared, prepare_loaded
-from fp8launch.job.resolved import engine_record, phase_entry, resolved_yaml
+from fp8launch.job.prepared import Prepared, phase_of, prepare_loaded, resolved_yaml
 from fp8launch.job.shell_quoting import flag_lines
 from fp8launch.recipe.load import load_recipe
 from fp8launch.recipe.stored_data import has_relative_data
-
-if TYPE_CHECKING:
-    from fp8launch.cluster.profile import Cluster
+from fp8launch.rundir.names import recipe_named
 
 
 @click.command()
@@ -51,8 +43,8 @@ def render(
     portable: bool,
     as_json: bool,
 ) -> None:
-    """Show what a recipe turns into, or the one that a run was submitted with."""
-    loaded = load_recipe(recipe_named(recipe), overrides, nodes)
+    """Show what a recipe turns into: arguments, batch script, resolved recipe. Name a run to use its recipe."""
+    loaded = load_recipe(recipe_named(recipe, say=eprint), overrides, nodes)
     profile = None
     if has_relative_data(loaded) or form in ("sbatch", "json"):
         from fp8launch.cluster.profile import load_cluster
@@ -60,62 +52,31 @@ def render(
         profile = load_cluster(cluster)
     prepared = prepare_loaded(loaded, profile)
     if phase is not None:
-        prepared = _one(prepared, phase)
+        prepared = phase_of(prepared, phase)
     if form == "args":
         _show_arguments(prepared, as_json)
     elif form == "yaml":
-        if as_json:
-            show_json({"yaml": resolved_yaml(prepared)})
-        else:
-            echo(resolved_yaml(prepared), nl=False)
+        _show_text("yaml", resolved_yaml(prepared), as_json)
     elif profile is not None:
-        job = _job(prepared, profile, runtime, portable)
-        if form == "sbatch":
-            from fp8launch.job.batch_script import batch_script
+        from fp8launch import schedulers
+        from fp8launch.submit.rendering import rendered_job, rendered_json
 
-            if as_json:
-                show_json({"script": batch_script(job)})
-            else:
-                echo(batch_script(job), nl=False)
+        job = rendered_job(prepared, profile, runtime, portable)
+        if form == "json":
+            show_json(rendered_json(prepared, job))
         else:
-            _show_json(prepared, job)
+            _show_text("script", schedulers.cluster().script(job)[1], as_json)
 
 
-def _job(prepared: Prepared, profile: Cluster, runtime: Runtime | None, portable: bool) -> Job:
-    """The job as it would be on the cluster. Neither the runtime nor the cluster's files need to be on this machine."""
-    from fp8launch.job.build_job import plan
-    from fp8launch.rundir.registry import run_root
-
-    folder = None if portable else run_root(profile, None) / f"{prepared.loaded.recipe.name}-RUN"
-    return plan(prepared, profile, folder, runtime=runtime or profile.runtime or "pyxis", check_paths=False)
-
-
-def _show_json(prepared: Prepared, job: Job) -> None:
-    show_json(
-        {
-            "recipe": prepared.loaded.tree.plain(),
-            "files": [str(Path(file)) for file in prepared.loaded.files],
-            "engine": engine_record(prepared, job),
-            "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
-            "arguments": dict(prepared.args.attributes),
-            "phases": list(map(phase_entry, prepared.phases)),
-            "layout": asdict(prepared.layout),
-            "job": job.as_json(),
-        }
-    )
-
-
-def _one(prepared: Prepared, name: str) -> Prepared:
-    """A phase by itself."""
-    names = [one.name for one in prepared.phases]
-    if name not in names:
-        there = f"phases: {', '.join(names)}" if names else "the recipe has no phases"
-        raise error("no-phase", f"'{name}' is not a phase of this recipe", "--phase", there)
-    return prepared.parts[names.index(name)]
+def _show_text(field: str, text: str, as_json: bool) -> None:
+    if as_json:
+        show_json({field: text})
+    else:
+        echo(text, nl=False)
 
 
 def _show_arguments(prepared: Prepared, as_json: bool) -> None:
-    """Megatron's exact arguments; of a recipe with phases those of each, by name."""
+    """Print Megatron's arguments, for a recipe with phases phase by phase."""
     if as_json:
         lists = {one.name: list(one.args.argv) for one in prepared.phases}
         show_json(lists or list(prepared.args.argv))

@@ -7,7 +7,8 @@ import click
 from fp8launch import schedulers
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import MACHINE_LACKS, error, exit_code
+from fp8launch.report.run_listeners import run_listeners
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.registry import find_run, need_mine
 from fp8launch.submit.submission import HELD_SECONDS, recover_cut_off
@@ -16,35 +17,37 @@ from fp8launch.submit.submission import HELD_SECONDS, recover_cut_off
 @click.command()
 @click.argument("name", metavar="RUN", shell_complete=complete.runs)
 @click.option(
-    "--attempts", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N", help="At most N more."
+    "--attempts",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Allow up to N further attempts.",
 )
 @click.option("--wait", is_flag=True, help="Follow the run to its end; exit code 1 if it fails.")
 def resume(name: str, attempts: int, wait: bool) -> int:
-    """Continue a run that has stopped, from its newest whole checkpoint, in the same run folder.
+    """Continue a run that has stopped, from its newest complete checkpoint, in the same run folder.
 
-    Nodes that failed during the run stay excluded. A run that is still going, or done, is refused.
+    Nodes that failed during the run stay excluded. A run that is still going, or is complete, is refused.
     """
     from fp8launch.submit.resume import resume as resume_run
 
-    if wait:
-        from fp8launch.cli.notify import load_config
-
-        load_config()  # a bad one is refused before anything is submitted
+    listeners = run_listeners() if wait else []
     run = find_run(name)
     need_mine(run)
     scheduler = schedulers.of_run(run)
     recover_cut_off([run], scheduler)
     try:
-        # Of two that resume at once, the second sees the job of the first.
+        # If two resume at once, the second one sees the job of the first.
         with held(run.path, HELD_SECONDS):
             job, start = resume_run(run, scheduler, attempts, report=eprint)
     except Busy:
         message = f"another launcher is submitting {run.run_id}"
-        raise error("run-busy", message, str(run.path), "try again in a minute", exit_code=3) from None
+        raise error("run-busy", message, str(run.path), "try again in a minute", exit_code=MACHINE_LACKS) from None
     eprint(f"{run.run_id} continues from iteration {start} as job {job}")
     echo(run.run_id)
     if wait:
         from fp8launch.cli.follow import wait_for
 
-        return 0 if wait_for(run, scheduler) else ANSWER_IS_NO
+        return exit_code(wait_for(run, scheduler, listeners))
     return 0

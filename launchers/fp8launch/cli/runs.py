@@ -1,31 +1,49 @@
-"""`fp8launch runs`: what was submitted and how it is."""
+"""`fp8launch runs`: what was submitted, and its state."""
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from fp8launch import schedulers
 from fp8launch.cli import complete
-from fp8launch.cli.names import runs_named, study_named
-from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table
-from fp8launch.diagnostics import UserError
-from fp8launch.injob.supervisor.failures import Failure
-from fp8launch.report.progress import Progress, duration, progress_of
-from fp8launch.rundir.attempts import attempts_of
-from fp8launch.rundir.last_failure import last_failure
+from fp8launch.cli.moment import MOMENT
+from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table, with_options
+from fp8launch.report.progress import duration
+from fp8launch.report.run_selection import Selection, tags_of
+from fp8launch.report.run_status import RunStatus, run_statuses
+from fp8launch.rundir.names import runs_named, study_named
 from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots
-from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.schedulers.base import JobState
-from fp8launch.submit.resume import resumable_from
-from fp8launch.submit.submission import describe_without_job, recover_cut_off
+from fp8launch.schedulers.base import Status
+from fp8launch.untyped import as_mapping
+
+# Empty columns are left out. A narrow terminal also loses the columns of `_DROPPED`, in this order.
+_DROPPED = ("backend", "created", "size", "note", "job", "tokens/s/GPU", "loss", "ETA", "iteration", "tags", "title")
+_ALWAYS = ("run", "state", "detail")
+_COLUMNS = (
+    "run", "state", "iteration", "ETA", "loss", "tokens/s/GPU", "job", "backend", "size", "created", "tags", "title",
+    "note", "detail",
+)  # fmt: skip
+# Columns whose order is not the order of their texts.
+_NUMBERS: dict[str, Callable[[RunStatus], float | int | None]] = {
+    "iteration": lambda status: status.progress.iteration,
+    "ETA": lambda status: status.progress.eta_s,
+    "loss": lambda status: status.progress.loss,
+    "tokens/s/GPU": lambda status: status.progress.tokens_per_s_per_gpu,
+}
+_filters = (
+    click.option(
+        "--state", "states", multiple=True, type=click.Choice(get_args(Status)), metavar="STATE",
+        help="Only runs in this state; repeatable.",
+    ),
+    click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag; repeatable."),
+    click.option("--recipe", "recipes", multiple=True, metavar="NAME", help="Only runs of this recipe; repeatable."),
+    click.option("--since", type=MOMENT, help="Only runs created since then: 12h, 30d, 2026-11-01."),
+)  # fmt: skip
 
 
 @click.command()
@@ -33,17 +51,37 @@ from fp8launch.submit.submission import describe_without_job, recover_cut_off
 @click.option(
     "-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs to show."
 )
+@with_options(*_filters)
+@click.option("--sort", metavar="COLUMN", help="Sort by a column, or with -COLUMN in reverse.")
+@click.option("--columns", metavar="C,C...", help="Show these columns, or recipe keys such as train.lr.")
 @json_option
-def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
-    """List runs with state, iteration, time left, loss and speed, newest last; of a study every point.
+def runs(
+    names: tuple[str, ...],
+    last: int,
+    states: tuple[str, ...],
+    tags: tuple[str, ...],
+    recipes: tuple[str, ...],
+    since: float | None,
+    sort: str | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
+    """List runs with state, iteration, time left, loss and speed, the newest last. For a study, list every point.
 
-    Before the first iteration the start-up stage is shown: queued, image, imports, model, data.
+    Before the first iteration, the stage of the start-up is shown: queued, image, imports, model, data.
     """
-    found = runs_or_newest(names, last)
-    rows = []
-    for run, state in zip(found, run_states(found), strict=True):
-        manifest = run.manifest()
-        rows.append(_Row(run, manifest, state, progress_of(run, manifest, state)))
+    chosen = columns.split(",") if columns else []
+    for name in [*chosen, *filter(None, [sort and sort.removeprefix("-")])]:
+        _need_column(name)
+    named = [run for name in names for run in runs_named(name, say=eprint)]
+    selected = Selection(tags, recipes, since).of(named if names else all_runs())
+    if not names and not states:
+        selected = selected[-last:]
+    found = [status for status in run_statuses(selected) if not states or status.state.status in states]
+    if not names:
+        found = found[-last:]
+    if sort:
+        found = _sorted(found, sort)
     if not names:
         print_problems(damaged())
     for study in filter(None, map(study_named, names)):
@@ -54,148 +92,81 @@ def runs(names: tuple[str, ...], last: int, as_json: bool) -> None:
                 "submit them"
             )
     if as_json:
-        show_json(list(map(_json, rows)))
+        show_json([status.as_json() for status in found])
         return
-    if not rows:
-        eprint(f"no runs in {', '.join(map(str, known_roots())) or 'any run root'}")
+    if not found:
+        such = "such " if states or tags or recipes or since is not None else ""
+        eprint(f"no {such}runs in {', '.join(map(str, known_roots())) or 'any run root'}")
         return
-    _show(rows)
-    if len(rows) > 1:
-        counts = Counter(row.state.status for row in rows)
+    _show(found, chosen)
+    if len(found) > 1:
+        counts = Counter(status.state.status for status in found)
         eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
 
 
-def runs_or_newest(names: Sequence[str], last: int) -> list[RunFolder]:
-    """Return the runs that the names mean; without names the `last` newest ones."""
-    if not names:
-        return all_runs()[-last:]
-    return list(chain.from_iterable(map(runs_named, names)))
+def _need_column(name: str) -> None:
+    """Raise UsageError for a name that is neither a column nor the key of a recipe."""
+    if name not in _COLUMNS and not re.fullmatch(r"\w+(\.\w+)+", name):
+        known = ", ".join(_COLUMNS)
+        raise click.UsageError(f"{name!r} is neither a column ({known}) nor a recipe key such as train.lr")
 
 
-@dataclass(frozen=True)
-class _Row:
-    run: RunFolder
-    manifest: dict[str, Any]
-    state: JobState
-    progress: Progress
+def _sorted(found: Sequence[RunStatus], column: str) -> list[RunStatus]:
+    """Return the runs sorted by a column. Runs without a value come last, in either direction."""
+    name = column.removeprefix("-")
+    filled, empty = [], []
+    for status in found:
+        value = _NUMBERS[name](status) if name in _NUMBERS else _cell(status, name)
+        if value in (None, ""):
+            empty.append(status)
+        else:
+            filled.append((value, status))
+    # A recipe key may have values of several types.
+    numeric = all(isinstance(value, (int, float)) for value, _ in filled)
+    filled.sort(key=lambda one: one[0] if numeric else str(one[0]), reverse=column.startswith("-"))
+    return [*(status for _, status in filled), *empty]
 
 
-# Columns of the table. Those that no run fills are left out, and in a narrow terminal the first of `_DROPPED`.
-_DROPPED = ("backend", "created", "size", "job", "tokens/s/GPU", "loss", "ETA", "iteration")
-# Characters of a failure's message; `parse` prints all of it.
-MESSAGE = 90
-_ALWAYS = ("run", "state", "detail")
+def _cell(status: RunStatus, name: str) -> Any:
+    """Return the text of a column, or the value of a dotted key in the run's recipe; None if it states none."""
+    if name in _COLUMNS:
+        return _cells(status)[name]
+    value: Any = as_mapping(status.manifest.get("recipe"))
+    for part in name.split("."):
+        value = as_mapping(value).get(part)
+    return value
 
 
-def _show(rows: Sequence[_Row]) -> None:
-    table = list(map(_cells, rows))
-    columns = []
-    for name in table[0]:
-        if name in _ALWAYS or any(map(itemgetter(name), table)):
-            columns.append(name)
-    lines = map(itemgetter(*columns), table)
-    unbroken = set(columns) - {"detail"}
-    show_table(columns, lines, unbroken=unbroken, drop=_DROPPED, right=("ETA", "loss", "tokens/s/GPU"))
+def _show(found: Sequence[RunStatus], chosen: Sequence[str]) -> None:
+    columns = list(dict.fromkeys(chosen))
+    if not columns:
+        table = list(map(_cells, found))
+        columns = [name for name in _COLUMNS if name in _ALWAYS or any(map(itemgetter(name), table))]
+    rows = []
+    for status in found:
+        cells = [_cell(status, name) for name in columns]
+        rows.append(["" if cell is None else str(cell) for cell in cells])
+    unbroken = set(columns) - {"detail", "note"}
+    numbers = ("ETA", "loss", "tokens/s/GPU")
+    show_table(columns, rows, unbroken=unbroken, drop=() if chosen else _DROPPED, right=numbers)
 
 
-def _cells(row: _Row) -> dict[str, str]:
-    progress = row.progress
+def _cells(status: RunStatus) -> dict[str, str]:
+    manifest, progress = status.manifest, status.progress
+    need = as_mapping(as_mapping(manifest.get("recipe")).get("resources"))
     return {
-        "run": row.run.run_id,
-        "state": row.state.status,
+        "run": status.run.run_id,
+        "state": status.state.status,
         "iteration": progress.position,
         "ETA": duration(progress.eta_s),
         "loss": number_text(progress.loss, ".4f"),
         "tokens/s/GPU": number_text(progress.tokens_per_s_per_gpu, ",.0f"),
-        "job": ",".join(job_ids(row.run)),
-        "backend": str(row.manifest.get("backend", "")),
-        "size": _size(row.manifest),
-        "created": str(row.manifest.get("created", ""))[:16].replace("T", " "),
-        "detail": detail_of(row.run, row.state, progress),
-    }
-
-
-def _why(run: RunFolder, state: JobState) -> list[str]:
-    """What the supervisor wrote down of the run; where there is none, why the run failed."""
-    known = attempts_of(run)
-    words = [known.words]
-    failure = _failure(run, state)
-    if failure is not None and not known.stopped:
-        words.append(f"{failure.code}: {textwrap.shorten(failure.message, MESSAGE, placeholder='...')}")
-    return words
-
-
-def _failure(run: RunFolder, state: JobState) -> Failure | None:
-    if not state.final or state.status in ("completed", "cancelled"):
-        return None
-    return last_failure(run)
-
-
-def _resumable_from(run: RunFolder, state: JobState) -> int | None:
-    """The iteration from which `resume` could continue; None for a run that goes on or is complete."""
-    if not state.final or state.status == "completed":
-        return None
-    return resumable_from(run)
-
-
-def run_states(found: list[RunFolder]) -> list[JobState]:
-    """Return the states of runs of any schedulers, each scheduler asked once."""
-    states: dict[RunFolder, JobState] = {}
-    for name, members in by_scheduler(found).items():
-        try:
-            scheduler = schedulers.by_name(name)
-            recover_cut_off(members, scheduler)
-            states.update(zip(members, scheduler.states(members), strict=True))
-        except UserError as exc:
-            states |= dict.fromkeys(members, JobState("unknown", str(exc)))
-    for run in found:
-        if not job_ids(run):
-            states[run] = JobState("unknown", describe_without_job(run), source="run folder")
-    return [states[run] for run in found]
-
-
-def by_scheduler(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
-    """Group runs by the name of their scheduler."""
-    groups: dict[str, list[RunFolder]] = {}
-    for run in runs:
-        groups.setdefault(str(run.manifest().get("backend")), []).append(run)
-    return groups
-
-
-def detail_of(run: RunFolder, state: JobState, progress: Progress) -> str:
-    """Return why a run waits, how it trains or how it ended, and from where it could continue; may be empty."""
-    words = [state.reason, *_why(run, state), progress.unhealthy]
-    iteration = _resumable_from(run, state)
-    if iteration:
-        words.append(f"`fp8launch resume` continues from iteration {iteration}")
-    return "; ".join(filter(None, words))
-
-
-def _size(manifest: dict[str, Any]) -> str:
-    resources = manifest.get("recipe", {}).get("resources")
-    if not isinstance(resources, dict):
-        resources = {}
-    return f"{resources.get('nodes', 1)} x {resources.get('gpus_per_node', '?')} {manifest.get('gpu', '')}"
-
-
-def _json(row: _Row) -> dict[str, Any]:
-    run, manifest, state = row.run, row.manifest, row.state
-    failure = _failure(run, state)
-    return {
-        "run": run.run_id,
-        "folder": str(run.path),
-        "name": manifest.get("name"),
-        "study": manifest.get("study"),
-        "created": manifest.get("created"),
-        "backend": manifest.get("backend"),
-        "jobs": job_ids(run),
-        "state": state.status,
-        "detail": state.detail,
-        "exit_code": state.exit_code,
-        "source": state.source,
-        "resumes_from": _resumable_from(run, state),
-        "attempts": len(run.attempts()),
-        "survival": asdict(attempts_of(run)),
-        "progress": row.progress.as_json(),
-        "failure": failure and failure.as_json(),
+        "job": ",".join(job_ids(status.run)),
+        "backend": str(manifest.get("backend", "")),
+        "size": f"{need.get('nodes', 1)} x {need.get('gpus_per_node', '?')} {manifest.get('gpu', '')}",
+        "created": str(manifest.get("created", ""))[:16].replace("T", " "),
+        "tags": ", ".join(tags_of(manifest)),
+        "title": str(manifest.get("title") or ""),
+        "note": str(manifest.get("note") or ""),
+        "detail": status.detail,
     }

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 
+from fp8launch.check.before_submission import prepare_points, ready_points
+from fp8launch.check.extra_layers import extra_layers
 from fp8launch.cli import complete
-from fp8launch.cli.asking import confirm
 from fp8launch.cli.check import refuse_errors
-from fp8launch.cli.destination import destination, destination_options
-from fp8launch.cli.names import recipe_named
+from fp8launch.cli.destination import destination_options
 from fp8launch.cli.output import (
+    confirm,
     echo,
     eprint,
     json_option,
@@ -22,31 +24,27 @@ from fp8launch.cli.output import (
     show_json,
     show_table,
     with_bar,
+    with_gpu,
     with_options,
 )
-from fp8launch.cli.slurm_options import time_override
+from fp8launch.cli.plugin_options import layer_options
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, errors_in, exit_code, problems_of
-from fp8launch.engines import engine_of
-from fp8launch.job.job import Job
+from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
+from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare, prepare_loaded
-from fp8launch.recipe.load import LoadedRecipe, load_recipe, read_recipe
+from fp8launch.recipe.load import LoadedRecipe, Override, load_recipe, read_recipe
+from fp8launch.report.run_listeners import RunListener, run_listeners
+from fp8launch.rundir.names import recipe_named
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.study import need_study_name
 from fp8launch.schedulers.base import Scheduler
-from fp8launch.submit.grid import (
-    Point,
-    expand,
-    own_checkpoint_folder,
-    parse_axis,
-    parse_nodes,
-    parse_seeds,
-    seeds_from,
-)
-from fp8launch.submit.submission import record_reported
-from fp8launch.submit.submit import new_run_id, plan_run
-from fp8launch.submit.submit import submit as submit_run
-from fp8launch.submit.submit_study import GridPoint, Outcome, identify, require_wait, submit_study
+from fp8launch.submit.destination import destination, time_override
+from fp8launch.submit.grid import Point, grid_of, own_checkpoint_folder, parse_axis, parse_nodes, seed_axis
+from fp8launch.submit.new_run import dry_script
+from fp8launch.submit.submission import record_reported, record_waiting
+from fp8launch.submit.submit import GridPoint, Outcome, identify, require_wait, submit_run, submit_study
+from fp8launch.untyped import as_mapping
 from fp8launch.wording import counted
 
 # Of a longer table only the first and the last rows are shown.
@@ -56,6 +54,7 @@ TABLE_ROWS = 40
 @click.command()
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN...", shell_complete=complete.recipes)
 @with_options(set_option)
+@click.option("--gpu", type=click.Choice(tuple(GPUS)), metavar="GPU", help="GPU model instead of the recipe's.")
 @click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch.")
 @click.option(
     "--sweep",
@@ -78,15 +77,11 @@ TABLE_ROWS = 40
     "--attempts",
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Resume automatically after time limits and node failures, up to N attempts in total.",
+    help="Resume after time limits and failures, N attempts in total.",
 )
-@click.option("--retry-failed", is_flag=True, help="Also submit points again whose run failed.")
+@click.option("--retry-failed", is_flag=True, help="Also resubmit points whose run failed.")
 @click.option("--skip-bad", is_flag=True, help="Skip points that fail the check.")
-@click.option(
-    "--rehearse/--no-rehearse",
-    default=None,
-    help="Also run two steps of Megatron's own code first, without a GPU (default: as the cluster profile says).",
-)
+@with_options(*layer_options("submit"))
 @click.option("--max-running", type=click.IntRange(min=1), help="Number of array tasks that may run at the same time.")
 @with_options(*destination_options)
 @click.option("--dry-run", is_flag=True, help="Check, and print the script or the points; submit nothing.")
@@ -96,6 +91,7 @@ TABLE_ROWS = 40
 def submit(
     recipes: tuple[str, ...],
     overrides: tuple[str, ...],
+    gpu: str | None,
     nodes: str,
     axes: tuple[str, ...],
     axes_over: tuple[str, ...],
@@ -106,7 +102,6 @@ def submit(
     attempts: int | None,
     retry_failed: bool,
     skip_bad: bool,
-    rehearse: bool | None,
     max_running: int | None,
     cluster: str | None,
     backend_name: str | None,
@@ -115,33 +110,54 @@ def submit(
     wait: bool,
     yes: bool,
     as_json: bool,
-    **slurm: Any,
+    **more: Any,
 ) -> int:
-    """Check recipes, then submit one run for each point; several points make a study.
+    """Check recipes, then submit one run for each point. Several points make a study.
 
-    The same command again submits only what is missing of a study.
+    \b
+    fp8launch submit llama8b_fp8 --dry-run
+    fp8launch submit tiny_cpu --sweep train.lr=1e-3,1e-2 --repeat 2
+
+    The same command again submits only the runs that a study lacks.
     """
+    layers = {option: more.pop(option) for option in extra_layers()}
+    slurm = more
     if attempts is not None:
         overrides = (*overrides, f"survive.attempts={attempts}")
-    overrides = (*overrides, *time_override(slurm))
+    overrides = with_gpu((*overrides, *time_override(slurm)), gpu)
+    if study is not None:
+        need_study_name(study)
     counts = parse_nodes(nodes) if nodes else ()
-    sources = {name: read_recipe(recipe_named(name, to_run=True)) for name in recipes}
+    sources = {name: read_recipe(recipe_named(name, to_run=True, say=eprint)) for name in recipes}
     bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
     varied = dict(map(parse_axis, (*axes, *axes_over)))
-    seed_axes = {name: _seed_axis(base, varied, repeat, seeds, vary_seed) for name, base in bases.items()}
-    points = _points(bases, counts, varied, seed_axes, repeat=1 if vary_seed else repeat)
-    profile, scheduler = destination("submit", cluster, backend_name, slurm)
+    seed_axes = {name: seed_axis(base, varied, repeat, seeds, vary_seed) for name, base in bases.items()}
+    points = grid_of(bases, counts, varied, seed_axes, repeat=1 if vary_seed else repeat)
+    profile, scheduler = destination("submit", cluster, backend_name, slurm, print_problems)
+    for base in bases.values():
+        lacking = scheduler.lacks(base.recipe.resources.gpu)
+        if lacking:
+            print_problems([replace(lacking, where=base.where("resources", "gpu"))], err=True)
     place = run_root(profile, root)
     is_study = len(points) > 1 or study is not None
 
     def prepare_point(point: Point) -> Prepared:
         if not point.values and point.nodes is None and len(points) == 1:
             return prepare_loaded(bases[point.recipe], profile)
+        values = [Override(text, _place(text, varied, bases[point.recipe])) for text in point.overrides]
         own = own_checkpoint_folder(point, bases[point.recipe].recipe) if len(points) > 1 else []
-        return prepare(sources[point.recipe], [*overrides, *point.overrides, *own], point.nodes, profile)
+        return prepare(sources[point.recipe], [*overrides, *values, *own], point.nodes, profile)
 
     checked_with = profile.model_copy(update={"run_root": str(place)})
-    ready, left_out = _ready(points, prepare_point, checked_with, scheduler, skip_bad, rehearse)
+    prepared, left_out = prepare_points(points, prepare_point, skip_bad, with_bar)
+    results = refuse_errors([run for _, run in prepared], checked_with, scheduler, skip=skip_bad, asked=layers)
+    ready, bad = ready_points(prepared, results)
+    left_out += bad
+    for skipped in left_out:
+        eprint(f"skipped: {skipped.point.label}")
+        print_problems(skipped.problems)
+    if not ready:
+        raise error("no-points", "every point fails the check", exit_code=ANSWER_IS_NO)
     if dry_run:
         script = None
         if not is_study:
@@ -149,10 +165,7 @@ def submit(
         _show_dry(ready, script, as_json)
         return 0
     scheduler.require()
-    if wait:
-        from fp8launch.cli.notify import load_config
-
-        load_config()  # a bad one is refused before anything is submitted
+    listeners = run_listeners() if wait else []
     if is_study:
         require_wait(ready, scheduler, wait)
         eprint(f"study {identify(ready, study)} in {place}")
@@ -167,25 +180,46 @@ def submit(
             name=study,
             retry=retry_failed,
             max_running=max_running,
-            left_out=left_out,
-            between=_wait_between(scheduler, ended),
+            left_out=[(skipped.point, skipped.reason) for skipped in left_out],
+            between=_wait_between(scheduler, listeners, ended),
             progress=with_bar,
         )
         _report_study(outcome)
         name, submitted, everything = outcome.study.study_id, outcome.submitted, outcome.submitted + outcome.present
     else:
-        run = submit_run(ready[0].prepared, profile, place, scheduler, ready[0].checked, ready[0].job)
+        run = submit_run(ready[0], profile, place, scheduler)
         eprint(_describe_run(ready[0].prepared, run, scheduler.name))
-        record_reported(run)
+        if wait:
+            record_waiting(run)
         name, submitted, everything = run.run_id, [run], [run]
+    if note := as_mapping(everything[0].manifest().get("git")).get("note"):
+        eprint(f"git: {note}")
     status = 0
     if wait:
-        status = _followed(name, everything, ended, scheduler, is_study)
+        try:
+            status = _followed(name, everything, ended, scheduler, listeners, is_study)
+        except KeyboardInterrupt:
+            if not is_study:
+                record_reported(submitted[0])
+            raise
     if as_json:
         _show_submitted(name, submitted, len(everything) - len(submitted), is_study)
     else:
         echo(name)
+    if not is_study:
+        # Only after the last line of output: a user who saw only part of it repeats the command.
+        record_reported(submitted[0])
     return status
+
+
+def _place(text: str, varied: Collection[str], base: LoadedRecipe) -> str:
+    """Return the place of a point's value for messages: the option, or the recipe's line with the axis."""
+    key, _, value = text.partition("=")
+    if key in varied:
+        return f"--sweep {key}={json.loads(value)}"
+    if key in base.recipe.axes:
+        return base.where("axes", key)
+    return f"--seeds {value}"
 
 
 def _show_submitted(name: str, submitted: Sequence[RunFolder], present: int, is_study: bool) -> None:
@@ -197,14 +231,19 @@ def _show_submitted(name: str, submitted: Sequence[RunFolder], present: int, is_
 
 
 def _followed(
-    name: str, runs: Sequence[RunFolder], ended: dict[RunFolder, bool], scheduler: Scheduler, is_study: bool
+    name: str,
+    runs: Sequence[RunFolder],
+    ended: dict[RunFolder, bool],
+    scheduler: Scheduler,
+    listeners: Sequence[RunListener],
+    is_study: bool,
 ) -> int:
-    """Follow the runs that are not in `ended` to their end; return the exit code for all."""
+    """Follow the runs that are not in `ended` to their end, and return the exit code for all runs."""
     from fp8launch.cli.follow import wait_for
 
     for run in runs:
         if run not in ended:
-            ended[run] = wait_for(run, scheduler, brief=is_study)
+            ended[run] = wait_for(run, scheduler, listeners, brief=is_study)
     if is_study:
         failed = list(ended.values()).count(False)
         count = f"{failed} of {len(ended)} runs failed" if failed else f"{counted(len(ended), 'run')} completed"
@@ -212,17 +251,19 @@ def _followed(
     return exit_code(all(ended.values()))
 
 
-def _wait_between(scheduler: Scheduler, ended: dict[RunFolder, bool]) -> Callable[[RunFolder], object] | None:
-    """What happens between two submissions of a grid: a wait for the end where runs go one at a time.
+def _wait_between(
+    scheduler: Scheduler, listeners: Sequence[RunListener], ended: dict[RunFolder, bool]
+) -> Callable[[RunFolder], object] | None:
+    """Return what to do between two submissions of a study: wait for the run, if runs go one at a time.
 
-    Whether a run completed goes into `ended`, so that nothing waits for it again.
+    Whether the run completed is recorded in `ended`, so that it is not followed again.
     """
     if not scheduler.capabilities.one_run_at_a_time:
         return None
     from fp8launch.cli.follow import wait_for
 
     def wait(run: RunFolder) -> None:
-        ended[run] = wait_for(run, scheduler, brief=True)
+        ended[run] = wait_for(run, scheduler, listeners, brief=True)
 
     return wait
 
@@ -230,145 +271,46 @@ def _wait_between(scheduler: Scheduler, ended: dict[RunFolder, bool]) -> Callabl
 def _report_study(outcome: Outcome) -> None:
     submitted = f"{len(outcome.submitted)} submitted"
     if outcome.calls:
-        submitted += f" by {outcome.calls} calls"
+        submitted += f" in {counted(outcome.calls, 'call')}"
     eprint(f"{submitted}, {len(outcome.present)} already existed: {outcome.study.path}")
 
 
-def _seed_axis(
-    base: LoadedRecipe, axes: Mapping[str, list[Any]], repeat: int, seeds: str | None, vary_seed: bool
-) -> dict[str, list[Any]]:
-    """Return the axis that `--seeds` or `--vary-seed` requests for a recipe; empty without either."""
-    if seeds is None and not vary_seed:
-        return {}
-    option = "--vary-seed" if vary_seed else "--seeds"
-    if vary_seed and seeds is not None:
-        raise error("two-options", "--seeds states what --vary-seed would choose", option, "pass one of them")
-    if vary_seed and repeat < 2:
-        raise error("no-repeats", "there is one run per point", option, "add --repeat with at least 2")
-    engine = engine_of(base)
-    if engine.seed_key in axes:
-        message = f"--sweep {engine.seed_key} and {option} both state the seeds"
-        raise error("two-options", message, option, "pass one of them")
-    if seeds is not None:
-        return {engine.seed_key: parse_seeds(seeds)}
-    return {engine.seed_key: seeds_from(engine.stated_seed(base.recipe), repeat)}
-
-
-def _points(
-    bases: Mapping[str, LoadedRecipe],
-    nodes: Sequence[int],
-    axes: Mapping[str, list[Any]],
-    seed_axes: Mapping[str, Mapping[str, list[Any]]],
-    repeat: int,
-) -> list[Point]:
-    """Return the grid of each recipe: its own axes, with those of the command line added or in their place.
-
-    Repeats and seeds vary slowest: a study that is cut short has one run of every point.
-    """
-    found: list[tuple[int, int, Point]] = []
-    for name, base in bases.items():
-        recipe = base.recipe
-        every = {**recipe.axes, **axes, **seed_axes[name]}
-        for point in expand([name], nodes or recipe.nodes or [], every, repeat):
-            turn = sum(seeds.index(point.values[key]) for key, seeds in seed_axes[name].items())
-            found.append((point.repeat, turn, point))
-    return [point for _, _, point in sorted(found, key=lambda one: one[:2])]
-
-
-def _ready(
-    points: Sequence[Point],
-    prepare_point: Callable[[Point], Prepared],
-    profile: Cluster,
-    scheduler: Scheduler,
-    skip_bad: bool,
-    rehearse: bool | None,
-) -> tuple[list[GridPoint], list[tuple[Point, str]]]:
-    """Prepare and check points. Bad ones are errors; with `skip_bad` they are printed and left out, with the reason."""
-    prepared, refused = _prepared(points, prepare_point)
-    if refused and not skip_bad:
-        reasons = refused.values()
-        raise UserError(problems_of(reasons), max(reason.exit_code for reason in reasons))
-    checked = refuse_errors(list(prepared.values()), profile, scheduler, skip=skip_bad, rehearse=rehearse)
-    left_out = []
-    for position, reason in refused.items():
-        left_out.append(_left_out(points[position], reason.problems))
-    ready = []
-    for (position, one), result in zip(prepared.items(), checked, strict=True):
-        if result.ok:
-            ready.append(GridPoint(points[position], one, result.as_json(), result.job))
-        else:
-            left_out.append(_left_out(points[position], result.problems))
-    if not ready:
-        raise error("no-points", "every point fails the check", exit_code=ANSWER_IS_NO)
-    return ready, left_out
-
-
-def _prepared(
-    points: Sequence[Point], prepare_point: Callable[[Point], Prepared]
-) -> tuple[dict[int, Prepared], dict[int, UserError]]:
-    """Prepare points: the runs, and what is wrong with the others, by their positions. A single bad point is raised."""
-    prepared: dict[int, Prepared] = {}
-    refused: dict[int, UserError] = {}
-    for position, point in enumerate(with_bar(points, "reading recipes")):
-        try:
-            prepared[position] = prepare_point(point)
-        except UserError as exc:
-            if len(points) == 1:
-                raise
-            refused[position] = exc
-    return prepared, refused
-
-
-def _left_out(point: Point, problems: Sequence[Problem]) -> tuple[Point, str]:
-    eprint(f"skipped: {point.label}")
-    print_problems(problems)
-    codes = dict.fromkeys(problem.code for problem in errors_in(problems))
-    return point, f"fails the check: {', '.join(codes)}"
-
-
 def _confirm(ready: Sequence[GridPoint], profile: Cluster, is_study: bool, yes: bool) -> None:
-    """Ask once before an expensive run, or before a grid."""
-    hours = sum(one.prepared.gpu_hours_at_most for one in ready)
-    if not is_study and hours <= profile.ask_gpu_hours:
+    """Ask for confirmation before an expensive run or a study."""
+    if not is_study and _gpu_hours(ready) <= profile.ask_gpu_hours:
         return
     if is_study:
         _show_points(ready)
-    product = "time limits x GPUs"
-    if any(one.prepared.jobs_at_most > 1 for one in ready):
-        product += " x attempts and phases"
-    eprint(f"{counted(len(ready), 'run')}, at most {hours:,.0f} GPU-hours ({product})")
+    eprint(_cost(ready))
     if not yes:
         confirm("Submit?", "submission")
 
 
-def dry_script(one: Prepared, profile: Cluster, place: Path, scheduler: Scheduler, planned: Job | None) -> str:
-    """Return the script that a submission of this run would give to the scheduler."""
-    job = plan_run(one, profile, place / new_run_id(one.loaded.recipe.name), scheduler, planned)
-    return scheduler.script(job)[1]
+def _gpu_hours(ready: Sequence[GridPoint]) -> float:
+    return sum(one.prepared.gpu_hours_at_most for one in ready)
+
+
+def _cost(ready: Sequence[GridPoint]) -> str:
+    """Return what the runs can cost at most."""
+    hours = _gpu_hours(ready)
+    product = "time limits x GPUs"
+    if any(one.prepared.jobs_at_most > 1 for one in ready):
+        product += " x attempts and phases"
+    # CPUs and short tests would be rounded to 0.
+    digits = 0 if hours >= 10 else 1
+    return f"{counted(len(ready), 'run')}, at most {hours:,.{digits}f} GPU-hours ({product})"
 
 
 def _show_dry(ready: Sequence[GridPoint], script: str | None, as_json: bool) -> None:
     """Print the script of a run, or the points of a study."""
     if as_json:
-        show_json({"script": script, "points": [_point_as_json(one) for one in ready]})
+        points = [one.as_json() for one in ready]
+        show_json({"script": script, "points": points, "gpu_hours_at_most": _gpu_hours(ready)})
     elif script is None:
         _show_points(ready)
+        eprint(_cost(ready))
     else:
         echo(script, nl=False)
-
-
-def _point_as_json(one: GridPoint) -> dict[str, Any]:
-    need = one.prepared.loaded.recipe.resources
-    return {
-        "run": one.run_name,
-        "point": one.point.label,
-        "nodes": need.nodes,
-        "gpus_per_node": need.gpus_per_node,
-        "gpu": need.gpu,
-        "global_batch": one.prepared.layout.global_batch,
-        "time": need.time,
-        "gpu_hours": one.prepared.gpu_hours_at_most,
-    }
 
 
 def _show_points(ready: Sequence[GridPoint]) -> None:

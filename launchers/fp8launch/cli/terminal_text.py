@@ -1,23 +1,33 @@
-"""What programs printed, as a terminal may show it: colours, and no other command to the terminal."""
+"""The output of programs as a terminal may show it: with colours, and with no other command to the terminal."""
 
 from __future__ import annotations
 
 import codecs
 import re
+import sys
+from pathlib import Path
 
-# Every control character, C1 and the marks for the direction of writing included, but line ends, tabs and the escape
+from fp8launch.injob.regular_files import open_regular
+from fp8launch.injob.supervisor.log_lines import tail
+
+# All control characters, including C1 and the marks of writing direction, except line ends, tabs and the escape
 # sequences that set colours.
 _COMMANDS = re.compile(
     r"\x1b(?!\[[0-9;]{0,32}m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
-# The beginning of an escape sequence at the end of a block: the next block decides what it is.
+# An escape sequence that is cut at the end of a block. The next block shows what it is.
 _BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,32})?$")
+_COLOURS = re.compile(r"\x1b\[([0-9;]{0,32})m")
+# A colour by number or by components. The values after the first are not attributes.
+_COLOUR_PARTS = re.compile(r"(?<![0-9])0*[345]8;(?:0*5;[0-9]*|0*2;[0-9]*;[0-9]*;[0-9]*)")
+# Attributes that hide text, or make it blink.
+_HIDING = re.compile(r"(?<![0-9])0*[568](?![0-9])")
 
 
 class TerminalText:
-    """The output of a program, in blocks of any size, with its colours and no other terminal command.
+    """A filter for the output of a program, in blocks of any size. It keeps colours and escapes other commands.
 
-    Nothing is concealed by a colour's attributes, and no colour outlasts the text.
+    Attributes that hide text are removed, and colours are reset after the text.
     """
 
     def __init__(self) -> None:
@@ -26,7 +36,7 @@ class TerminalText:
         self._coloured = False
 
     def feed(self, block: bytes, final: bool = False) -> str:
-        """Return the text of a block; with `final` also what was held back, and the end of any colour."""
+        """Return the text of a block. With `final`, nothing is held back for the next one, and colours are reset."""
         text = self._held + self._decoder.decode(block, final)
         self._held = ""
         begun = _BEGUN.search(text)
@@ -41,15 +51,8 @@ class TerminalText:
         return visible
 
 
-_COLOURS = re.compile(r"\x1b\[([0-9;]{0,32})m")
-# A colour by number or by its parts: the values that follow are not attributes.
-_COLOUR_PARTS = re.compile(r"(?<![0-9])0*[345]8;(?:0*5;[0-9]*|0*2;[0-9]*;[0-9]*;[0-9]*)")
-# Attributes that hide text, or make it blink.
-_HIDING = re.compile(r"(?<![0-9])0*[568](?![0-9])")
-
-
 def _without_hiding(match: re.Match[str]) -> str:
-    """The sequence without what conceals the text that follows it."""
+    """Return a colour sequence without the attributes that hide the text after it."""
     kept = ""
     at = 0
     for part in _COLOUR_PARTS.finditer(match[1]):
@@ -62,6 +65,33 @@ def _without_hiding(match: re.Match[str]) -> str:
     return f"\x1b[{attributes}m"
 
 
-def for_terminal(raw: bytes) -> bytes:
-    """Return the output of a program as a terminal may show it."""
-    return TerminalText().feed(raw, final=True).encode()
+def last_lines(path: Path, count: int) -> str:
+    """Return the last lines of a text file of any size."""
+    return "\n".join(tail(path, longest=1000 * count).splitlines()[-count:])
+
+
+class GrowingFile:
+    """A file that is copied to stdout while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._text = TerminalText()
+
+    def copy(self, final: bool = False) -> None:
+        """Write what the file gained since the last call. With `final`, nothing is held back for the next call."""
+        write = sys.stdout.buffer.write
+        terminal = sys.stdout.isatty()
+        try:
+            with open_regular(self._path) as file:
+                file.seek(self._offset)
+                while block := file.read(1 << 20):
+                    self._offset += len(block)
+                    if terminal:
+                        block = self._text.feed(block).encode()
+                    write(block)
+        except FileNotFoundError:
+            return
+        if final and terminal:
+            write(self._text.feed(b"", final=True).encode())
+        sys.stdout.buffer.flush()

@@ -1,25 +1,14 @@
-"""`fp8launch verify`: did FP8 run? From what the job itself said of it in its log."""
+"""`fp8launch verify`: did FP8 run? The evidence is what the job wrote into its log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 import click
 
-from fp8launch.check.advisories import AdvisedRun
-from fp8launch.cli.output import advisory_text, echo, eprint, json_option, logs_argument, show_json
-from fp8launch.cli.parse import each_run, logs_named, logs_of
+from fp8launch.cli.output import echo, eprint, json_option, logs_argument, print_problems, show_json
 from fp8launch.diagnostics import exit_code
-from fp8launch.logs import attempts_of
-from fp8launch.report.json_values import json_list
-from fp8launch.report.known_bugs import known_bugs
-from fp8launch.report.phases import by_phase, spans_of
-from fp8launch.report.run_facts import stated_arguments
-from fp8launch.report.throughput import read_logs
-from fp8launch.report.verify import Verification, verify_logs
-from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.report.named_runs import logs_named, runs_with_logs
+from fp8launch.report.run_verification import RunVerification, verify_log_files, verify_run
+from fp8launch.report.verify import Verification
 
 _COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yellow"}
 
@@ -30,16 +19,15 @@ _COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yell
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.
 
-    Exits with 1 without evidence, if FP8 was asked for and is not shown to have run, and if ranks hold whole what ZeRO
-    or FSDP was to divide. Several logs are the attempts of one run. Each phase of a run has its own verdict. Known bugs
-    of the versions that ran are named after it; they do not change the exit code.
+    The exit code is 1 without evidence, if FP8 was requested and nothing shows that it ran, or if ranks hold whole
+    tensors that ZeRO or FSDP should have divided. Several logs are the attempts of one run. Each phase of a run has its
+    own verdict. Known bugs of the versions that ran follow; they do not change the exit code.
     """
     logs = logs_named(names)
     if logs:
-        read = read_logs(logs)
-        found = [("logs", _Verified(verify_logs(read, {}), {}, known_bugs(attempts_of(read), {}, {})))]
+        found = [("logs", verify_log_files(logs))]
     else:
-        found = [(run.run_id, _of_run(run)) for run in each_run(names)]
+        found = [(run.run_id, verify_run(run)) for run in runs_with_logs(names, eprint)]
     several = len(found) > 1
     if as_json and several:
         show_json([{"run": run, **one.as_json()} for run, one in found])
@@ -53,54 +41,18 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
     return exit_code(all(one.whole.ok for _, one in found))
 
 
-@dataclass(frozen=True)
-class _Verified:
-    """What is known of a run as a whole, and of each of its phases. `advisories` are the known bugs that it has."""
-
-    whole: Verification
-    phases: Mapping[str, Verification]
-    advisories: tuple[AdvisedRun, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        found = self.whole.as_json()
-        found["advisories"] = json_list(self.advisories)
-        if self.phases:
-            found["phases"] = {name: one.as_json() for name, one in self.phases.items()}
-        return found
-
-
-def _of_run(run: RunFolder) -> _Verified:
-    manifest = run.manifest()
-    read = read_logs(logs_of(run))
-    phases = {}
-    bugs: dict[str, AdvisedRun] = {}
-    for span, mine in by_phase(read, spans_of(manifest)):
-        phases[span.name] = verify_logs(mine, span.arguments)
-        for bug in known_bugs(attempts_of(mine), span.arguments, manifest):
-            bugs.setdefault(bug.advisory.id, bug)
-    if phases:
-        return _Verified(_decisive(phases), phases, tuple(bugs.values()))
-    stated = stated_arguments(manifest)
-    return _Verified(verify_logs(read, stated), {}, known_bugs(attempts_of(read), stated, manifest))
-
-
-def _show_all(found: _Verified) -> None:
+def _show_all(found: RunVerification) -> None:
     _show_verdicts(found)
-    for bug in found.advisories:
-        echo(advisory_text(bug.as_problem()))
+    for problems in found.problems.values():
+        print_problems(problems or [], err=False)
 
 
-def _show_verdicts(found: _Verified) -> None:
+def _show_verdicts(found: RunVerification) -> None:
     for name, one in found.phases.items():
         echo(f"phase {name}: ", nl=False)
         _show(one)
     if not found.phases:
         _show(found.whole)
-
-
-def _decisive(phases: Mapping[str, Verification]) -> Verification:
-    """The phase that decides for the run: one that fails, else one that asked for FP8."""
-    return min(phases.values(), key=lambda one: (one.ok, not one.asked))
 
 
 def _show(found: Verification) -> None:
@@ -109,7 +61,7 @@ def _show(found: Verification) -> None:
         colour = "red"
     echo(found.verdict, nl=False, fg=colour, bold=True)
     if found.verdict == "no evidence":
-        echo("  the log contains neither Megatron's arguments of the precision nor a probe")
+        echo("  the log contains neither Megatron's precision arguments nor a probe")
         return
     if found.asked:
         echo(f"  {found.recipe} was requested")

@@ -1,4 +1,4 @@
-"""An image name, URI or file to the words of a container runtime."""
+"""Resolve an image name, URI or file for a container runtime."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @functools.cache
 def catalogue() -> dict[str, dict[str, str]]:
-    """The images that come with fp8launch: name to `uri` and `source`."""
+    """Return the images that come with fp8launch, with `uri` and `source` by name."""
     entries: dict[str, dict[str, str]] = read_yaml(pack_folder("containers") / "images.yaml").plain()
     return entries
 
 
 def software_in(image: str | None) -> dict[str, str]:
-    """What is published to be in an image, by package; empty for an image that the catalogue does not know."""
+    """Return the published versions of an image, by package; empty for an image that is not in the catalog."""
     packages = ("megatron", "transformer_engine", "cuda", "pytorch")
     for name, entry in catalogue().items():
         if image is not None and image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
@@ -43,7 +43,7 @@ def packages_in(image: str) -> frozenset[str]:
 
 
 def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:
-    """What `runtime` must be given for the image that a recipe calls `name`. Raises UserError when it is not there."""
+    """Return what `runtime` needs to start the image that a recipe calls `name`. Raises UserError if it is missing."""
     known = catalogue()
     place = name
     if cluster.images.get(name):
@@ -51,7 +51,7 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
     elif name in known:
         place = _catalogue_uri(known[name])
     if is_image_file(place):
-        # pyxis reads a relative x.sqsh as the name of an image in a registry.
+        # pyxis reads a relative x.sqsh as an image name in a registry.
         path = local_path(place, where)
         if must_exist and not is_there(path):
             raise error("image-missing", f"container image {path} does not exist", where, "import it first", 3)
@@ -91,7 +91,7 @@ def _unknown_image(name: str, known: Sequence[str], where: str) -> UserError:
 
 
 def _for_enroot(uri: str) -> str:
-    """A URI as enroot reads it, with a '#' after the registry: a first part with a dot or a port is a registry."""
+    """Return a URI for enroot, with a '#' after the registry. A first part with a dot or a port is a registry."""
     if "#" in uri or "/" not in uri:
         return uri
     registry, _, rest = uri.partition("/")
@@ -102,12 +102,12 @@ def _for_enroot(uri: str) -> str:
 
 
 def _catalogue_uri(entry: Mapping[str, str]) -> str:
-    """The image by its digest where the catalogue knows one: a tag can be moved to another image."""
+    """Return the image with its digest if the catalog has one, because a tag can be moved to another image."""
     return pinned(entry["uri"], entry.get("digest"))
 
 
 def pinned(uri: str, digest: str | None) -> str:
-    """The URI with the digest in place of its tag."""
+    """Return the URI with the digest in place of the tag."""
     if digest is None or "@sha256:" in uri:
         return uri
     head, separator, last = re.match(r"(.*)([/#])(.*)", uri, re.S).groups()  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ def pinned(uri: str, digest: str | None) -> str:
 
 
 def image_folder(name: str, cluster: Cluster) -> Path | None:
-    """The folder of this machine that an image is, which only Charliecloud runs; None for a file or a URI."""
+    """Return the folder that is the image, which only Charliecloud can run; None for a file or a URI."""
     place = cluster.images.get(name, name)
     if not place.startswith(("/", "~")):
         return None
@@ -127,7 +127,7 @@ def image_folder(name: str, cluster: Cluster) -> Path | None:
 
 
 def local_path(text: str, where: str | None = None) -> Path:
-    """A path of this machine as a user writes it, absolute; `~` is the user's home."""
+    """Return the absolute form of a path that the user wrote, with `~` expanded."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:

@@ -1,25 +1,27 @@
 """Cluster profiles: site-specific sbatch options, mounts and environment variables.
 
-A profile is a YAML file named by `--cluster`, or in `~/.config/fp8launch/clusters/`; `default.yaml` there is taken when
-nothing is named.
+`--cluster` names a profile, which is a YAML file, or one in `~/.config/fp8launch/clusters/`. The default is
+`default.yaml` in this folder.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, PrivateAttr, StringConstraints
 
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.diagnostics import did_you_mean, error
+from fp8launch.diagnostics import Problem, did_you_mean, error
 from fp8launch.injob.ownership import why_others_may_change
-from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, Positive, RuleCode
+from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, LaunchMode, Positive, RuleCode
 from fp8launch.recipe.sections import Section
-from fp8launch.recipe.yaml_source import Node, numbers_as_written, read_yaml
+from fp8launch.recipe.yaml_source import numbers_as_written, read_yaml
 
-# What Slurm reads in a `#SBATCH` line: one word without quotes or control characters.
+# A value in a `#SBATCH` line: one word without quotes or control characters.
 _OPTION_NAME = r"^[a-z][a-z0-9-]*$"
 _OPTION = r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$"
 _OPTION_TEXT = r"^[^\x00-\x1f\x7f\\]+$"
@@ -31,15 +33,15 @@ PATTERNS_IN_WORDS |= {
     _OPTION_NAME: "the long name of an sbatch option without its dashes",
 }
 Option = Annotated[str, StringConstraints(pattern=_OPTION)]
-# sbatch takes quotes there, but a backslash escapes even between them.
+# sbatch accepts quotes there, but a backslash escapes even between them.
 OptionText = Annotated[str, StringConstraints(pattern=_OPTION_TEXT)]
 OptionName = Annotated[str, StringConstraints(pattern=_OPTION_NAME)]
-# Never a dash in front: ssh would take it for an option.
+# No leading dash, because ssh would read an option.
 Host = Annotated[str, StringConstraints(pattern=_HOST)]
 
 
 class Login(Section):
-    """How the system's ssh reaches a login node: `fp8launch --remote CLUSTER`."""
+    """How the system's ssh reaches a login node, for `fp8launch --remote CLUSTER`."""
 
     host: Host = Field(description="name or address, or a Host of your ssh configuration")
     user: Host | None = None
@@ -52,13 +54,13 @@ class Login(Section):
 
 
 class Rehearse(Section):
-    """Which runs `submit` rehearses without being asked to (docs/rehearsal.md)."""
+    """The runs that `submit` rehearses without an option (docs/rehearsal.md)."""
 
     from_gpu_hours: float = Field(ge=0, description="submit rehearses runs that may cost at least so many GPU-hours")
 
 
 class Network(Section):
-    """The links between GPUs, for `plan`; what is unset is as in NVIDIA's reference system of the GPU type."""
+    """The links between GPUs, for `plan`. The defaults describe NVIDIA's reference system with this GPU."""
 
     gbit_per_gpu: float | None = Field(default=None, gt=0, description="network speed of one GPU, Gbit/s one way")
     nvlink_domain: Positive | None = Field(default=None, description="GPUs that NVLink connects: 8, or 72 in a rack")
@@ -101,9 +103,10 @@ class Cluster(Section):
     ask_gpu_hours: float = Field(default=500, description="submit asks for confirmation above this number of GPU-hours")
     network: Network | None = Field(default=None, description="links between GPUs, for plan")
     rehearse: Rehearse | None = Field(default=None, description="submit rehearses runs from a cost on")
+    require_proof: bool = Field(default=False, description="submit refuses runs whose structure `prove` has not passed")
     arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")
     mpi: Option | None = None
-    launch: Literal["srun", "torchrun"] | None = None
+    launch: LaunchMode | None = None
     health_check: bool = Field(default=False, description="test every node before training, unless the recipe sets it")
     options: dict[OptionName, OptionText | int | bool] = Field(default={}, description="any other sbatch option")
     setup: list[str] = Field(default=[], description="shell lines run on the batch host before the training step")
@@ -121,6 +124,31 @@ class Cluster(Section):
         default=False, description="submit even if the group or owner of the run root may replace a job's files"
     )
     ssh: Login | None = Field(default=None, description="login node, for machines that reach the cluster only by ssh")
+    # Options of the command line in place of the profile's, by the field that they replace.
+    _origins: Mapping[str, str] = PrivateAttr(default={})
+
+    def stated_by(self, origins: Mapping[str, str]) -> Cluster:
+        """Return this profile, which blames these options of the command line for the fields that they replace."""
+        changed = self.model_copy()
+        changed._origins = origins
+        return changed
+
+    def blamed(self, problem: Problem) -> Problem:
+        """Return a problem with this profile, at the command line's option if that states the field."""
+        name = (problem.where or "").removeprefix("cluster profile: ")
+        if option := self._origins.get(name):
+            fix = (problem.fix or "").replace(f"set `{name}:` in the cluster profile", f"set {option}")
+            return replace(problem, where=option, fix=fix.replace("in the cluster profile", "on the command line"))
+        for option in self._origins.values():
+            key = option.rpartition("--")[2].removeprefix("slurm ")
+            # Slurm's own words name the option, as in "unrecognized option '--mail-tpe=END'".
+            if problem.code == "slurm-refuses" and f"--{key}" in problem.message:
+                return replace(problem, where=option, fix=f"correct or remove {option}")
+        return problem
+
+
+# Settings that only the scheduler reads; settings that every scheduler knows are in `job.job.Resources`.
+FOR_SCHEDULER = ("qos", "reservation", "constraint", "gpus", "gres_type", "segment", "requeue", "mpi", "options")
 
 
 def config_folder() -> Path:
@@ -134,8 +162,8 @@ def cluster_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(config_folder().glob("*.yaml"))}
 
 
-def load_cluster(name: str | None) -> Cluster:
-    """Load the profile named by `--cluster` (a name or a file); without a name `default`, else an empty profile."""
+def load_cluster(name: str | None, option: str = "--cluster") -> Cluster:
+    """Load the profile named by `option` (a name or a file); without a name `default`, else an empty profile."""
     files = cluster_files()
     if name is None:
         if "default" not in files:
@@ -150,20 +178,17 @@ def load_cluster(name: str | None) -> Cluster:
         raise error(
             "unknown-cluster",
             f"no cluster profile '{name}' in {config_folder()} (profiles there: {known})",
-            "--cluster",
+            option,
             did_you_mean(name, files, "pass a file, or a name that `fp8launch clusters` lists"),
         )
-    tree = read_yaml(path)
-    if isinstance(tree.value, dict) and "env" in tree.value:
-        tree = Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
-    cluster = Cluster.from_node(tree)
+    cluster = Cluster.from_node(read_yaml(path).changed(("env",), numbers_as_written))
     if cluster.name:
         return cluster
     return cluster.model_copy(update={"name": path.stem})
 
 
 def _of_this_user(path: Path) -> Path:
-    """Raise UserError for a profile that a name led to and that other users could have written: it has shell lines."""
+    """Raise UserError for a named profile that other users could have written, because it may contain shell lines."""
     reason = why_others_may_change(path)
     if reason is not None:
         message = f"other users could change the shell lines of this cluster profile: {reason}"

@@ -1,4 +1,4 @@
-"""Places for data and checkpoints that a cluster profile names, as folders of this machine."""
+"""Folders for data and checkpoints that a cluster profile names, as paths on this machine."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def _place(stated: str | None, where: str) -> Path | None:
 
 
 def storage_mounts(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield each place as the text of a mount, and where it is stated: containers see it at its own path.
+    """Yield each place as the text of a mount to the same path, and the key that states it.
 
-    A place that a mount of the profile brings there already is left out: that one may be read-only.
+    A place that a mount of the profile already covers is left out, because that mount may be read-only.
     """
     for place, where in ((data_place(cluster), DATA), (checkpoint_place(cluster), CHECKPOINTS)):
-        if place is not None and not any(_brings(mount, place) for mount in cluster.mounts):
+        if place is not None and not any(_covers(mount, place) for mount in cluster.mounts):
             yield str(place), where
 
 
-def _brings(mount: str, place: Path) -> bool:
+def _covers(mount: str, place: Path) -> bool:
     source, _, rest = mount.partition(":")
     target = rest.partition(":")[0] or source
     return source == target and place.is_relative_to(source)

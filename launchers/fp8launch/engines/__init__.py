@@ -1,25 +1,19 @@
-"""Training engines: what runs in the job. `engine_of` gives the engine that a recipe is for."""
+"""Training engines, which define what runs in a job. `engine_of` returns the engine of a recipe."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, did_you_mean, error
-from fp8launch.engines.base import Engine, EvidenceSource
+from fp8launch.engines.base import Engine
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
-# Recipe keys that ask for a measurement, and the evidence that it leaves.
-_MEASUREMENTS: Mapping[str, EvidenceSource] = {
-    "launch.profile_iteration": "kernel profile",
-    "launch.tensor_stats": "tensor statistics",
-}
-
 
 def names() -> tuple[str, ...]:
-    """Return the names that a recipe's `engine` takes."""
+    """Return the values that `engine` of a recipe accepts."""
     return tuple(plugin_registry.offered("engines"))
 
 
@@ -29,12 +23,12 @@ def by_name(name: str) -> Engine:
 
 
 def default() -> Engine:
-    """Return the engine of recipes that state neither an engine nor a key of one: Megatron-LM's command line."""
+    """Return the engine of recipes that state neither an engine nor an engine's key: Megatron-LM's command line."""
     return by_name(names()[0])
 
 
 def engine_of(loaded: LoadedRecipe) -> Engine:
-    """Return the engine that a recipe is for. Raises UserError for an unknown one, or for what it cannot use."""
+    """Return the engine of a recipe. Raises UserError for an unknown engine and for settings that it cannot use."""
     engine = _stated_or_meant(loaded)
     problems = [*_foreign_keys(engine, loaded), *_missing_evidence(engine, loaded), *engine.problems(loaded)]
     if problems:
@@ -54,7 +48,7 @@ def all_engines() -> Iterator[Engine]:
 
 
 def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
-    """The engine that the recipe states, else the one that a key of its own means, else the first."""
+    """Return the recipe's `engine`. Without one, its keys determine the engine; the first is the default."""
     stated = loaded.recipe.engine
     if stated is None:
         for engine in all_engines():
@@ -62,12 +56,11 @@ def _stated_or_meant(loaded: LoadedRecipe) -> Engine:
                 return engine
         return default()
     if stated not in names():
-        if plugin := plugin_registry.absent_plugin("engines", stated):
-            fix = f"add {plugin} to {plugin_registry.SELECTION}, or unset it"
-            message = f"the engine '{stated}' needs the plugin {plugin}, which is not active"
-            raise error("absent-plugin", message, loaded.where("engine"), fix)
+        where = loaded.where("engine")
+        if absent := plugin_registry.absent_error("engines", stated, f"the engine '{stated}'", where):
+            raise absent
         fix = did_you_mean(stated, names(), f"use one of {', '.join(names())}")
-        raise error("unknown-engine", f"there is no engine '{stated}'", loaded.where("engine"), fix)
+        raise error("unknown-engine", f"there is no engine '{stated}'", where, fix)
     return by_name(stated)
 
 
@@ -81,15 +74,20 @@ def _foreign_keys(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _missing_evidence(engine: Engine, loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Measurements that the recipe asks for and the engine's processes do not print."""
-    for key, source in _MEASUREMENTS.items():
-        if _states(loaded.recipe, key) and source not in engine.description.evidence:
-            message = f"`{key}` asks for a {source}, which the engine {engine.name} does not print"
+    """Return problems of requested measurements whose plugin is absent or that the engine's processes do not print."""
+    for key in plugin_registry.absent("measurements"):
+        where = loaded.where(*key.split("."))
+        absent = plugin_registry.absent_error("measurements", key, f"`{key}`", where)
+        if absent is not None and _states(loaded.recipe, key):
+            yield from absent.problems
+    for key, offer in plugin_registry.offered("measurements").items():
+        if _states(loaded.recipe, key) and offer.value not in engine.description.evidence:
+            message = f"`{key}` requests a {offer.value}, which the engine {engine.name} does not print"
             yield Problem("error", "no-such-evidence", message, loaded.where(*key.split(".")), "remove it")
 
 
 def _states(recipe: Recipe, key: str) -> bool:
-    """Whether a recipe gives a key, such as `launch.script`, a value."""
+    """Return whether a recipe states a value for a key such as `launch.script`."""
     value: object = recipe
     for name in key.split("."):
         value = getattr(value, name)

@@ -1,11 +1,11 @@
-"""GPUs: what each can compute, how fast and how much it holds.
+"""GPUs: supported data types, peak rates and memory.
 
 Dense tensor-core peaks in TFLOP/s, no sparsity. H100, B200, B300, GB200, GB300: the table that NVIDIA's
-dgxc-benchmarking uses as denominator of its published MFU (GB200's and GB300's bf16 and fp8 lie 2 % under the NVL72
-data sheet); A100 and H200: NVIDIA data sheets (H200 has H100's chip). FP8 needs compute capability 8.9, MXFP8 and
-FP4 need 10.0. Memory is what the driver reports as the total, in GiB: of the SXM parts, the 80 GB A100 and H100;
-for GB300 that of B300, which has the same 288 GB of HBM3e. The driver calls cards of the same chip by other names where
-they have other peaks (PCIe, NVL).
+dgxc-benchmarking uses as denominator of its published MFU (GB200's and GB300's bf16 and fp8 are 2 % below the NVL72
+data sheet); A100 and H200: NVIDIA data sheets (H200 has H100's chip). FP8 needs compute capability 8.9, MXFP8 and FP4
+need 10.0. Memory is what the driver reports as the total, in GiB: of the SXM parts, the 80 GB A100 and H100; for GB300
+the value of B300, which has the same 288 GB of HBM3e. Cards with the same chip but other peaks (PCIe, NVL) have other
+names in the driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Gpu:
     per_node: int = 8
 
     def peak(self, dtype: Dtype) -> float | None:
-        """Dense peak in TFLOP/s, None where the hardware lacks the type."""
+        """Return the dense peak in TFLOP/s; None if the hardware lacks the type."""
         return {"bf16": self.bf16, "fp8": self.fp8, "fp4": self.fp4}[dtype]
 
 
@@ -57,7 +57,7 @@ GPUS: dict[str, Gpu] = {
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, upper or lower case. Raises UserError naming the known ones."""
+    """Return the GPU of that name, in upper or lower case. Raises UserError with the known names."""
     found = GPUS.get(name.lower())
     if found is None:
         hint = did_you_mean(name.lower(), GPUS, "use one of these names")
@@ -66,7 +66,7 @@ def gpu(name: str) -> Gpu:
 
 
 def gpu_of_model(model: str) -> Gpu | None:
-    """The GPU that the driver calls `model`, such as "NVIDIA H200"; None for a card that is not in the table."""
+    """Return the GPU that the driver calls `model`, such as "NVIDIA H200"; None for an unknown GPU."""
     for candidate in GPUS.values():
         if candidate.model is not None and re.search(candidate.model, model):
             return candidate

@@ -1,7 +1,7 @@
-"""Ownership of files: those that will be run or believed must be this user's own, and nobody else may change them.
+"""Ownership of files: only this user may have written, or be able to change, files that are run or trusted.
 
-The rules are those of ssh for its own files: an owner, a mode, and no link. A folder in which others may write is safe
-only with the sticky bit, which keeps each of them from renaming what the others made.
+The rules follow ssh's for its own files: an owner, a mode, and no link. A folder that others can write to is safe only
+with the sticky bit, which keeps users from renaming each other's files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-# Accounts below this belong to the system: what they own was installed.
+# Accounts below this belong to the system, and own installed files.
 SYSTEM_ACCOUNTS = 1000
 
 
@@ -26,9 +26,9 @@ def user_name(uid: int) -> str:
 
 
 def foreign_owner(file: Path, trusted: Path | None = None) -> str | None:
-    """Return the name of the other user who owns a file, or a link to it; None for one's own.
+    """Return the name of another user who owns a file, or a link to it; None if this user owns both.
 
-    Files of the system and of the owner of `trusted`, a file that the user chose, count as one's own.
+    System files count as the user's own, and so do files of the owner of `trusted`, a file that the user chose.
     """
     known = {os.geteuid()}
     if trusted is not None:
@@ -40,10 +40,10 @@ def foreign_owner(file: Path, trusted: Path | None = None) -> str | None:
 
 
 def leads_elsewhere(path: Path) -> str | None:
-    """Return why a link of another user is not followed, in words; None for anything else. Raises OSError.
+    """Return why another user's link must not be followed; None for any other file. Raises OSError.
 
-    It may lead to a file that only this user can read, in a place where what is read becomes public. A link to a file
-    of its own owner is fine, as in a shared cache of the Hugging Face hub, and so is a link to a public system file.
+    Such a link may lead to a file that only this user can read, in a place where its content becomes public. A link to
+    a file of the same owner is fine, as in a shared Hugging Face cache, and so is a link to a public system file.
     """
     link, target = path.lstat(), path.stat()
     if not stat.S_ISLNK(link.st_mode) or link.st_uid in (os.geteuid(), target.st_uid):
@@ -55,7 +55,7 @@ def leads_elsewhere(path: Path) -> str | None:
 
 
 def why_not_own(path: Path, or_of_the_system: bool = False) -> str | None:
-    """Why a file or folder is not safely this user's own, in words; None when it is."""
+    """Return why a file or folder is not safely this user's own; None if it is."""
     try:
         found = path.lstat()
     except OSError as exc:
@@ -67,15 +67,13 @@ def why_not_own(path: Path, or_of_the_system: bool = False) -> str | None:
     if found.st_uid != os.geteuid() and not (or_of_the_system and found.st_uid < SYSTEM_ACCOUNTS):
         return f"{path} belongs to {user_name(found.st_uid)}"
     writers = other_writers(found)
-    if not writers:
-        return None
-    return f"{path} can be written by {writers}"
+    return f"{path} can be written by {writers}" if writers else None
 
 
 def why_others_may_replace(folder: Path) -> str | None:
-    """Why other users may replace what is in a folder that is there or will be made, in words; None when none may.
+    """Return why other users may replace the content of a folder that exists or will be made; None if nobody may.
 
-    That is so where they may write to it, or to a folder above it, and no sticky bit keeps them from renaming.
+    They may if they can write to it, or to a folder above it, and no sticky bit keeps them from renaming.
     """
     named = folder.absolute()
     real = named.resolve()
@@ -83,9 +81,9 @@ def why_others_may_replace(folder: Path) -> str | None:
         try:
             found = place.lstat()
         except OSError:
-            continue  # it will be made, by this user
+            continue  # this user will create it
         if stat.S_ISLNK(found.st_mode):
-            continue  # where it leads to is looked at too
+            continue  # its target is checked, too
         if found.st_uid >= SYSTEM_ACCOUNTS and found.st_uid != os.geteuid():
             return f"{place} belongs to {user_name(found.st_uid)}"
         writers = other_writers(found)
@@ -95,9 +93,9 @@ def why_others_may_replace(folder: Path) -> str | None:
 
 
 def why_others_may_change(place: Path) -> str | None:
-    """Why other users may have written, may change or may replace a file, or a folder with all that is in it.
+    """Return why other users may have written, or may change or replace, a file or a folder with its content.
 
-    None when they cannot. What the system owns counts as safe, and `place` itself may be a link.
+    None if they cannot. Files of the system count as safe, and `place` itself may be a link.
     """
     real = place.resolve()
     reason = why_others_may_replace(place)
@@ -111,14 +109,14 @@ def why_others_may_change(place: Path) -> str | None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder and those above it for this user alone, whatever the umask. Raises OSError."""
+    """Make a folder and its missing parents for this user only, whatever the umask. Raises OSError."""
     for part in [*reversed(folder.parents), folder]:
         if not part.is_dir():
             part.mkdir(mode=0o700, exist_ok=True)
 
 
 def take_write_permission(folder: Path) -> None:
-    """Leave a file, or a folder with all that is in it, writable for its owner alone."""
+    """Make a file, or a folder with its content, writable for its owner only."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(path.stat().st_mode & 0o755)
 
@@ -133,7 +131,7 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def other_writers(found: os.stat_result) -> str | None:
-    """The other users who may write to a file or folder; None if there are none."""
+    """Return which other users may write to a file or folder; None if nobody may."""
     if found.st_mode & stat.S_IWOTH:
         return "everybody"
     if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
@@ -142,7 +140,7 @@ def other_writers(found: os.stat_result) -> str | None:
 
 
 def _is_private_group(gid: int) -> bool:
-    """The group is this user's alone, as many distributions give each user one of the same name."""
+    """Return whether only this user is in the group: many distributions give each user a group of the same name."""
     if gid == 0:
         return os.geteuid() == 0
     try:

@@ -1,9 +1,7 @@
 """Files that other users may have written: only regular files are opened, and small ones are read with a limit.
 
-Opening a pipe without a writer waits for ever, a device has no end, and a sparse file of terabytes costs its owner
+Opening a pipe without a writer waits forever, a device has no end, and a sparse file of terabytes costs its owner
 nothing. `tests/safety/test_direct_reads.py` finds code that opens files in another way.
-
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
 """
 
 from __future__ import annotations
@@ -52,8 +50,6 @@ def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:
     with open_regular(file, follow) as stream:
         raw = stream.read(limit + 1)
     if len(raw) > limit:
-        size = f"{limit} bytes"
-        if limit >= 1 << 20:
-            size = f"{limit >> 20} MiB"
+        size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
         raise ValueError(f"it is larger than {size}")
     return raw

@@ -1,48 +1,37 @@
-"""Recipe, arguments and cluster to the frozen `Job`."""
+"""Build the frozen `Job` from a recipe, its arguments and a cluster profile."""
 
 from __future__ import annotations
 
-import functools
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8launch.cluster.images import image_for, local_path
-from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.profile import FOR_SCHEDULER, Cluster
 from fp8launch.cluster.runtimes import Runtime
-from fp8launch.cluster.storage import CHECKPOINTS, storage_mounts
-from fp8launch.diagnostics import BAD_INPUT, MACHINE_LACKS, Problem, UserError, error
-from fp8launch.engines.base import AttemptArguments, Engine
+from fp8launch.diagnostics import error
+from fp8launch.engines.base import Engine
 from fp8launch.hardware.quantization import is_stateful
 from fp8launch.injob.supervisor.checkpoint_owner import UNPICKLE
-from fp8launch.job.job import Container, Job, JobPhase, Mode, Mount, Survival
-from fp8launch.job.job_comment import job_comment
-from fp8launch.job.mounts import on_host
-from fp8launch.job.phases import Phase
-from fp8launch.job.prepared import Prepared
+from fp8launch.job.container import path_on_host, plan_container
+from fp8launch.job.job import Job, JobPhase, Resources, Survival
+from fp8launch.job.prepared import Phase, Prepared, recipe_digest
 from fp8launch.job.reserved_env import refuse_reserved
-from fp8launch.job.resolved import recipe_digest
 from fp8launch.megatron.arguments import Argument
-from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.field_types import BY_SCHEDULER, LaunchMode
 from fp8launch.recipe.schema import Recipe
-from fp8launch.recipe.yaml_source import is_there
 
-# One submission is one job, whose id sbatch prints at once.
-_OUR_OPTIONS = {"array", "export-file", "parsable", "test-only", "wait", "wrap"}
+T = TypeVar("T")
+Pairs = tuple[tuple[str, str], ...]
+# A phase, its complete environment and the arguments of all its attempts.
+PhaseParts = tuple[Phase, Pairs, tuple[Argument, ...]]
 
 # The run folder of a job that has none yet; `placed` gives it one.
 UNPLACED = Path("/run-folder")
 
-T = TypeVar("T")
-Pairs = tuple[tuple[str, str], ...]
-PhaseParts = tuple[Phase, Pairs, tuple[Argument, ...]]
-
-# Slurm expands % in the names of log files, and a #SBATCH line cannot contain quotes or line ends.
+# Schedulers expand % in the names of log files, and their options in a script cannot contain quotes or line ends.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
 
 
@@ -54,11 +43,11 @@ def plan(
     runtime: Runtime | None = None,
     check_paths: bool = True,
 ) -> Job:
-    """The job for a recipe on a cluster.
+    """Return the job of a recipe on a cluster.
 
-    `folder` is the run folder to be; None plans a portable script. `runtime` runs the recipe's image; None or "none"
-    ignores the image. `check_paths` is off for what is only shown. Raises UserError for images and mounts that do not
-    exist.
+    `folder` is the future run folder; None plans a portable script. `runtime` runs the recipe's image; None or "none"
+    ignores the image. Without `check_paths`, images and mounts need not exist here, as for a job that is only shown.
+    Raises UserError.
     """
     loaded, args, phases = prepared.loaded, prepared.args, prepared.phases
     recipe, engine = loaded.recipe, prepared.engine
@@ -71,38 +60,37 @@ def plan(
             "portable-phases", "a portable script has no run folder and cannot determine the current phase", "phases",
             "submit the recipe, or render one of its phases with --phase", 1,
         )  # fmt: skip
-    mode: Mode = recipe.launch.mode or cluster.launch or "srun"
-    container = _container(loaded, cluster, runtime, check_paths)
-    # A portable script makes its run folder when it runs: nothing there could know of an attempt before it.
+    mode: LaunchMode = recipe.launch.mode or cluster.launch or BY_SCHEDULER
+    container = plan_container(loaded, cluster, runtime, check_paths)
+    # A portable script makes its run folder when it runs, so it cannot know of an earlier attempt.
     attempts = engine.attempts(args) if folder is not None and recipe.goes_on else None
     survival = None
     arguments = args.all
     if attempts is not None and folder is not None:
         each = [args, *(phase.args for phase in phases)]
         pickled_state = any(is_stateful(one.attributes) for one in each)
-        survival = _survival(recipe, attempts, container, folder, pickled_state)
+        checkpoint = path_on_host(attempts.save, container, folder)
+        skip_flag = attempts.skip_flag if recipe.health.rewinds else None
+        survival = Survival(attempts.save, checkpoint, attempts.resume, attempts.first_start, pickled_state, skip_flag)
         arguments = attempts.always
     environment = _environment(engine, recipe, cluster)
     job_phases: tuple[JobPhase, ...] = ()
     if phases:
-        environment, arguments, job_phases = _shared([_of_phase(engine, one, cluster) for one in phases])
+        environment, arguments, job_phases = _share_phases([_of_phase(engine, one, cluster) for one in phases])
     return Job(
         name=recipe.name,
         description=recipe.description,
         folder=str(folder) if folder is not None else None,
-        nodes=recipe.resources.nodes,
+        resources=_resources(recipe, cluster, mode, survives=survival is not None),
         processes_per_node=recipe.resources.gpus_per_node,
         mode=mode,
         python=_python(recipe, cluster, runtime, portable=folder is None),
         arguments=arguments,
         environment=environment,
         secrets=tuple(recipe.secrets),
-        slurm=_slurm_options(recipe, cluster, folder, mode) + _ending(recipe, cluster, survival),
         setup=tuple(cluster.setup),
         container=container,
         entry=engine.entry(loaded, runtime not in (None, "none"), check_paths),
-        mpi=cluster.mpi,
-        cpus_per_task=_cpus_per_task(recipe, mode),
         health_gpus=_health_gpus(recipe, cluster),
         survival=survival,
         phases=job_phases,
@@ -112,59 +100,22 @@ def plan(
     )
 
 
-def placed(job: Job, folder: Path, cluster: Cluster) -> Job:
+def placed(job: Job, folder: Path) -> Job:
     """Return the same job in another run folder; `job` was planned with one, such as UNPLACED."""
     _refuse_unsafe(folder)
     survival = job.survival
     if survival is not None:
-        survival = replace(survival, checkpoint=_on_the_host(survival.save, job.container, folder))
-    options = {**dict(job.slurm), **_folder_options(folder, cluster)}
-    return replace(job, folder=str(folder), survival=survival, slurm=tuple(options.items()))
+        survival = replace(survival, checkpoint=path_on_host(survival.save, job.container, folder))
+    return replace(job, folder=str(folder), survival=survival)
 
 
 def _refuse_unsafe(folder: Path) -> None:
     if not _SAFE_FOLDER.fullmatch(str(folder)):
         raise error(
             "run-folder-name",
-            f"the run folder {str(folder)!r} contains characters with a special meaning in Slurm or a shell",
+            f"the run folder {str(folder)!r} contains characters with a special meaning in batch scripts",
             fix="choose a run root with only letters, digits, spaces and ./@+=:,_-",
         )
-
-
-def _folder_options(folder: Path, cluster: Cluster) -> dict[str, str]:
-    """sbatch's options that name the run folder or its run, unless the profile states its own."""
-    stated = {name: value for name, value in cluster.options.items() if value is not False}
-    options = {"comment": job_comment(folder.name, str(stated.get("comment", "")))}
-    if "output" not in stated:
-        options["output"] = str(folder / "logs" / "slurm-%j.out")
-    return options
-
-
-def probe_runtime(cluster: Cluster, environment: dict[str, str]) -> Runtime:
-    """The container runtime that the profile names, else the first that this machine shows. Exit code 3 when none."""
-    if cluster.runtime is not None:
-        return cluster.runtime
-    srun = shutil.which("srun")
-    if srun is not None and "--container-image" in _help(srun, tuple(environment.items())):
-        return "pyxis"
-    if shutil.which("apptainer") or shutil.which("singularity"):
-        return "apptainer"
-    if shutil.which("ch-run"):
-        return "charliecloud"
-    raise error(
-        "no-container-runtime",
-        "the recipe uses a container image, but this machine has neither pyxis nor Apptainer nor Charliecloud",
-        "container.image",
-        "set `runtime:` in the cluster profile, or run without an image: --set container.image=null",
-        exit_code=3,
-    )
-
-
-@functools.cache  # once for all points of a grid
-def _help(srun: str, environment: tuple[tuple[str, str], ...]) -> str:
-    """srun's own help, to which pyxis adds its options."""
-    shown = subprocess.run([srun, "--help"], capture_output=True, text=True, env=dict(environment), check=False)
-    return shown.stdout
 
 
 def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: bool) -> str:
@@ -176,7 +127,7 @@ def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: boo
 
 
 def _environment(engine: Engine, recipe: Recipe, cluster: Cluster, begin: int = 0) -> Pairs:
-    """Variables of a run, or of its phase that begins after iteration `begin`."""
+    """Return the variables of a run, or of its phase that begins after iteration `begin`."""
     ours = {"PYTHONUNBUFFERED": "1", **engine.environment(recipe, begin)}
     if recipe.checkpoint.allow_pickle:
         ours[UNPICKLE] = "1"
@@ -195,100 +146,54 @@ def _health_gpus(recipe: Recipe, cluster: Cluster) -> int | None:
     return recipe.resources.gpus_per_node
 
 
-def _cpus_per_task(recipe: Recipe, mode: Mode) -> int | None:
-    cpus = recipe.resources.cpus_per_task
-    if cpus and mode == "torchrun":
-        return cpus * recipe.resources.gpus_per_node
-    return cpus
+def site_resources(cluster: Cluster, need: Resources) -> Resources:
+    """Return `need` with the profile's settings for every job: where it may run, and options of the scheduler."""
+    options = {name: getattr(cluster, name) for name in FOR_SCHEDULER if name in cluster.model_fields_set}
+    return replace(
+        need,
+        memory=cluster.memory,
+        account=cluster.account,
+        queue=cluster.partition,
+        nodelist=cluster.nodelist,
+        exclude=cluster.exclude,
+        exclusive=cluster.exclusive,
+        options=options,
+    )
 
 
-def site_options(cluster: Cluster) -> dict[str, str | None]:
-    """Return sbatch's options that say where a job of this cluster profile runs, None for one without a value."""
-    stated = {
-        "account": cluster.account,
-        "partition": cluster.partition,
-        "qos": cluster.qos,
-        "reservation": cluster.reservation,
-        "constraint": cluster.constraint,
-        "nodelist": cluster.nodelist,
-        "exclude": cluster.exclude,
-        "segment": str(cluster.segment) if cluster.segment else None,
-        "mem": cluster.memory,
-    }
-    options: dict[str, str | None] = {name: value for name, value in stated.items() if value is not None}
-    if cluster.exclusive:
-        options["exclusive"] = None
-    return options
-
-
-def own_options(cluster: Cluster) -> dict[str, str | None]:
-    """Return the sbatch options that the profile adds by name. Raises UserError for one that fp8launch sets itself."""
-    options: dict[str, str | None] = {}
-    for name, value in cluster.options.items():
-        if name in _OUR_OPTIONS:
-            raise error(
-                "reserved-option",
-                f"the option --{name} would prevent fp8launch from finding its jobs",
-                f"cluster profile: options.{name}",
-                "remove it",
-            )
-        if value is True:
-            options[name] = None
-        elif value is not False:
-            options[name] = str(value)
-    return options
-
-
-def _slurm_options(
-    recipe: Recipe, cluster: Cluster, folder: Path | None, mode: Mode
-) -> tuple[tuple[str, str | None], ...]:
-    need = recipe.resources
-    options: dict[str, str | None] = {
-        "job-name": recipe.name,
-        "nodes": str(need.nodes),
-        "ntasks-per-node": "1" if mode == "torchrun" else str(need.gpus_per_node),
-        "time": need.time,
-    }
-    gpus = str(need.gpus_per_node)
-    if cluster.gres_type:
-        gpus = f"{cluster.gres_type}:{gpus}"
-    if need.gpu != "cpu" and cluster.gpus == "gpus-per-node":
-        options["gpus-per-node"] = gpus
-    elif need.gpu != "cpu" and cluster.gpus == "gres":
-        options["gres"] = f"gpu:{gpus}"
-    cpus = _cpus_per_task(recipe, mode)
-    if cpus:
-        options["cpus-per-task"] = str(cpus)
-    options |= site_options(cluster)
-    if cluster.requeue is not None:
-        options[_requeue_option(cluster.requeue)] = None
-    options |= {"output": "%x-%j.out", "open-mode": "append"}
-    if folder is not None:
-        options["comment"] = None  # its place; `_folder_options` has its value
-    options |= own_options(cluster)
-    if folder is not None:
-        options |= _folder_options(folder, cluster)
-    return tuple(options.items())
-
-
-def _survival(
-    recipe: Recipe, attempts: AttemptArguments, container: Container | None, folder: Path, pickled_state: bool
-) -> Survival:
-    """How the run continues after an attempt that has left a checkpoint."""
-    checkpoint = _on_the_host(attempts.save, container, folder)
-    skip_flag = attempts.skip_flag if recipe.health.rewinds else None
-    return Survival(attempts.save, checkpoint, attempts.resume, attempts.first_start, pickled_state, skip_flag)
+def _resources(recipe: Recipe, cluster: Cluster, mode: LaunchMode, survives: bool) -> Resources:
+    stated = recipe.resources
+    tasks, cpus = stated.gpus_per_node, stated.cpus_per_task
+    if mode == "torchrun":
+        tasks = 1
+        if cpus:
+            cpus *= stated.gpus_per_node
+    restart = cluster.requeue
+    if restart is None and survives and (recipe.survive.attempts > 1 or recipe.phases):
+        # A job that the scheduler restarts would compete with the job that waits for its end.
+        restart = continue_by(cluster) == "requeue"
+    need = Resources(
+        nodes=stated.nodes,
+        tasks_per_node=tasks,
+        gpus_per_node=0 if stated.gpu == "cpu" else stated.gpus_per_node,
+        cpus_per_task=cpus,
+        time_limit=stated.time,
+        restart=restart,
+        # A second reminder to exit: the training itself stops earlier, by `stop_before`.
+        warn_seconds=max(1, stop_before(recipe) // 2) if survives else None,
+    )
+    return site_resources(cluster, need)
 
 
 def _of_phase(engine: Engine, phase: Phase, cluster: Cluster) -> PhaseParts:
-    """A phase with its whole environment and the arguments of all its attempts."""
+    """Return a phase with its whole environment and the arguments of all its attempts."""
     attempts = engine.attempts(phase.args)
     assert attempts is not None, "the recipe format asks phases for checkpoints"
     return phase, _environment(engine, phase.loaded.recipe, cluster, phase.begin), attempts.always
 
 
-def _shared(each: Sequence[PhaseParts]) -> tuple[Pairs, tuple[Argument, ...], tuple[JobPhase, ...]]:
-    """Environment and arguments that all phases have, and each phase with what it has beside them."""
+def _share_phases(each: Sequence[PhaseParts]) -> tuple[Pairs, tuple[Argument, ...], tuple[JobPhase, ...]]:
+    """Return the environment and the arguments that all phases share, and each phase with its own."""
     _, environment, arguments = each[0]
     for _, others, other_arguments in each[1:]:
         environment = _both(environment, others)
@@ -307,17 +212,8 @@ def _without(items: Sequence[T], others: Sequence[T]) -> tuple[T, ...]:
     return tuple(item for item in items if item not in others)
 
 
-def _on_the_host(path: str, container: Container | None, folder: Path) -> str:
-    """The path on the batch host of the file that the processes call `path`."""
-    if container is None or not path.startswith("/"):
-        return str(folder / path)
-    own = Mount(str(folder), str(folder))
-    # What no mount shows is the runtime's own, such as /tmp: checks refuse what would be lost.
-    return on_host((*container.mounts, own), path) or path
-
-
 def continue_by(cluster: Cluster) -> str:
-    """How a further attempt comes on a cluster: `requeue` of the same job unless the profile says otherwise."""
+    """Return how the next attempt starts: `requeue` of the same job unless the profile says otherwise."""
     if cluster.continue_by:
         return cluster.continue_by
     if cluster.requeue is False:
@@ -326,72 +222,5 @@ def continue_by(cluster: Cluster) -> str:
 
 
 def stop_before(recipe: Recipe) -> int:
-    """Seconds before the time limit when the training saves and leaves; never more than a quarter of it."""
+    """Return how many seconds before the time limit the training saves and exits: at most a quarter of the limit."""
     return max(1, min(recipe.survive.stop_before, int(recipe.resources.hours * 3600) // 4))
-
-
-def _ending(recipe: Recipe, cluster: Cluster, survival: Survival | None) -> tuple[tuple[str, str | None], ...]:
-    """The Slurm settings for continuing a run: the signal before the time limit, and whether to requeue."""
-    if survival is None:
-        return ()
-    options: dict[str, str | None] = {}
-    if "signal" not in cluster.options:
-        # Without B: it reaches the processes. They should be gone by then: they keep to the time themselves.
-        options["signal"] = f"TERM@{max(1, stop_before(recipe) // 2)}"
-    if (recipe.survive.attempts > 1 or recipe.phases) and cluster.requeue is None:
-        # With a job that waits, Slurm starting this one again by itself would make two.
-        options[_requeue_option(continue_by(cluster) == "requeue")] = None
-    return tuple(options.items())
-
-
-def _requeue_option(wanted: bool) -> str:
-    if wanted:
-        return "requeue"
-    return "no-requeue"
-
-
-def _container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, check: bool) -> Container | None:
-    recipe = loaded.recipe
-    if recipe.container.image is None or runtime is None or runtime == "none":
-        return None
-    image = image_for(recipe.container.image, runtime, cluster, loaded.where("container", "image"), check)
-    mounts, problems = [], []
-    stated = site_mounts(cluster)
-    for index, text in enumerate(recipe.container.mounts):
-        stated.append((text, loaded.where("container", "mounts", index)))
-    for text, where in stated:
-        # Submission makes the folder for checkpoints.
-        found = _mount(text, where, runtime, check and where != CHECKPOINTS)
-        if isinstance(found, Problem):
-            problems.append(found)
-        else:
-            mounts.append(found)
-    if problems:
-        missing = all(problem.code == "mount-missing" for problem in problems)
-        raise UserError(problems, exit_code=MACHINE_LACKS if missing else BAD_INPUT)
-    return Container(runtime, image, tuple(mounts), gpus=recipe.resources.gpu != "cpu")
-
-
-def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return the mounts of a cluster's container jobs, as text, each with where it is stated."""
-    return [*((text, "cluster profile: mounts") for text in cluster.mounts), *storage_mounts(cluster)]
-
-
-def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:
-    source, _, rest = text.partition(":")
-    target, _, mode = rest.partition(":")
-    if source.startswith("~"):
-        source = str(local_path(source, where))
-    target = target or source
-    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
-        return Problem(
-            "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
-        )
-    if mode == "ro" and runtime == "charliecloud":
-        message = f"mount '{text}' is read-only, but Charliecloud does not support read-only mounts"
-        fix = "remove ':ro', and protect the files by their permissions if needed"
-        return Problem("error", "mount-read-only", message, where, fix)
-    if check and not is_there(Path(source)):
-        message = f"mount source {source} does not exist on this machine"
-        return Problem("error", "mount-missing", message, where, "create it, or remove the mount")
-    return Mount(source, target, mode == "ro")

@@ -1,19 +1,46 @@
-"""The frozen job: all that a backend needs, nothing that only one backend understands."""
+"""The frozen job: everything that a scheduler needs, and nothing that only one scheduler understands."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fp8launch.engines.base import Entry
 from fp8launch.megatron.arguments import Argument, words_of
+from fp8launch.recipe.field_types import LaunchMode
 
-Mode = Literal["srun", "torchrun"]
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job requests from its scheduler.
+
+    `tasks_per_node` counts the processes that the scheduler starts on each node: one if torchrun starts the ranks.
+    `time_limit` is written as in recipes (`resources.time`); None leaves it to the scheduler. `memory` is per node.
+    `queue` is called partition by some schedulers. `restart` says whether the scheduler may start the job again after a
+    failure or a preemption; None leaves it to the scheduler. `warn_seconds` before the time limit, processes get
+    SIGTERM. `options` are settings of the cluster profile that only the scheduler reads.
+    """
+
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_task: int | None = None
+    memory: str | None = None
+    time_limit: str | None = None
+    account: str | None = None
+    queue: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    exclusive: bool = False
+    restart: bool | None = None
+    warn_seconds: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of the host at a place in the container; `read_only` where the runtime can."""
+    """A folder or file of the host at a place in the container; `read_only` if the runtime supports it."""
 
     source: str
     target: str
@@ -28,7 +55,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Container:
-    """How the processes get their file system. `image` is in the words of `runtime`."""
+    """How the processes get their file system. `image` is in the notation of `runtime`."""
 
     runtime: Literal["pyxis", "apptainer", "charliecloud"]
     image: str
@@ -41,9 +68,9 @@ class Survival:
     """How a run continues after an attempt.
 
     `save` is the engine's own name of its checkpoints, `checkpoint` where the batch host has them. `resume` are the
-    arguments of a start from such a checkpoint, `first_start` those of a start without one. `pickled_state` says that
-    the checkpoints hold state that Transformer Engine only loads from a trusted source. `skip_flag` is set for a run
-    that may go back to a checkpoint: iterations whose batches are left out follow it.
+    arguments of a start from such a checkpoint, `first_start` the arguments of a start without one. `pickled_state`
+    says that the checkpoints hold state that Transformer Engine only loads from a trusted source. `skip_flag` is set
+    for a run that may go back to a checkpoint: iterations whose batches are left out follow it.
     """
 
     save: str
@@ -56,7 +83,7 @@ class Survival:
 
 @dataclass(frozen=True)
 class JobPhase:
-    """A stretch of the training that ends with iteration `end`: what holds for it alone, beside what all phases have.
+    """A part of the training that ends with iteration `end`: the settings that not all phases share.
 
     `environment` is not set in the other phases.
     """
@@ -69,31 +96,28 @@ class JobPhase:
 
 @dataclass(frozen=True)
 class Job:
-    """One training run as a Slurm job or a local process group.
+    """One training run, for any scheduler.
 
-    `folder` is the run folder; None makes a portable script that finds its places when it runs. `slurm` holds sbatch's
-    long options in order, None for a bare one. `health_gpus` is how many GPUs a node must show before training starts;
-    None looks at no node. `environment` and `arguments` reach the processes byte for byte; where there are phases, they
-    are what all of them have in common. `entry` is what each process starts. `gpu`, `megatron` (a
+    `folder` is the run folder; None makes a portable script that finds its places when it runs. `processes_per_node`
+    counts the ranks on each node, whoever starts them (`mode`). `health_gpus` is the number of GPUs that a node must
+    show before training starts; None skips the test. `environment` and `arguments` reach the processes byte for byte;
+    in a run with phases they hold what all phases share. `entry` is what each process starts. `gpu`, `megatron` (a
     release) and `recipe_digest` change nothing: a portable script records them in its run folder.
     """
 
     name: str
     description: str
     folder: str | None
-    nodes: int
+    resources: Resources
     processes_per_node: int
-    mode: Mode
+    mode: LaunchMode
     python: str
     arguments: tuple[Argument, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
-    slurm: tuple[tuple[str, str | None], ...] = ()
     setup: tuple[str, ...] = ()
     container: Container | None = None
     entry: Entry = field(default_factory=Entry)
-    mpi: str | None = None
-    cpus_per_task: int | None = None
     health_gpus: int | None = None
     survival: Survival | None = None
     phases: tuple[JobPhase, ...] = ()
@@ -102,12 +126,17 @@ class Job:
     recipe_digest: str = ""
 
     @property
+    def nodes(self) -> int:
+        return self.resources.nodes
+
+    @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
 
     def as_json(self) -> dict[str, Any]:
-        """The job for `render --as json`, with its arguments word by word."""
-        found = {**asdict(self), "training_script": self.entry.script}
+        """Return the job for `render --as json`, with its arguments word by word."""
+        found = {**asdict(self), "nodes": self.nodes, "training_script": self.entry.script}
+        found["cpus_per_task"] = self.resources.cpus_per_task
         found["megatron_args"] = words_of(found.pop("arguments"))
         if self.survival is not None:
             first = words_of(self.survival.first_start)

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.engines import engine_of
 from fp8launch.engines.base import Engine, EngineArguments, Layout
-from fp8launch.job.phases import Phase, phases_of
+from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe, RecipeSource, load_recipe
+from fp8launch.recipe.phases import merge_phase_problems, phase_recipes
 from fp8launch.recipe.stored_data import has_relative_data, with_data_below
+from fp8launch.recipe.write_yaml import write_yaml
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A recipe that is ready to be planned: loaded, translated, and found to divide.
+class Phase:
+    """Iterations `begin` + 1 to `end` of a training, and their settings."""
 
-    Of a recipe with phases, arguments and layout are those of the first.
+    name: str
+    begin: int
+    end: int
+    loaded: LoadedRecipe
+    args: EngineArguments
+    layout: Layout
+
+    @property
+    def span(self) -> str:
+        """The range of iterations as it is shown everywhere, such as `101-900`."""
+        return f"{self.begin + 1}-{self.end}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe that is ready to be planned: loaded, translated, and divisible over its GPUs.
+
+    If the recipe has phases, `args` and `layout` belong to the first one.
     """
 
     loaded: LoadedRecipe
@@ -40,7 +61,8 @@ class Prepared:
 
     @property
     def jobs_at_most(self) -> int:
-        """Time limits that the run may use: its attempts, and one more for each phase after the first."""
+        """The number of jobs, with a full time limit each, that the run may use: its attempts, and one per further
+        phase."""
         return self.loaded.recipe.survive.attempts + len(self.parts) - 1
 
     @property
@@ -70,9 +92,76 @@ def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prep
         place = data_place(cluster)
         if place is not None:
             loaded = with_data_below(loaded, place)
-    phases = phases_of(loaded)
+    phases = _phases_of(loaded)
     if phases:
         return Prepared(loaded, phases[0].args, phases[0].layout, phases)
     engine = engine_of(loaded)
     args = engine.translate(loaded)
     return Prepared(loaded, args, engine.layout(args, loaded))
+
+
+def _phases_of(loaded: LoadedRecipe) -> tuple[Phase, ...]:
+    """Return the phases of a recipe in order; none if it has none. Raises UserError with the problems of all."""
+    found: list[Phase] = []
+    problems: list[tuple[str, Sequence[Problem]]] = []
+    code = 0
+    recipes = phase_recipes(loaded)
+    engine = engine_of(loaded)
+    for one in recipes:
+        try:
+            args = engine.translate(one.loaded)
+            found.append(Phase(one.name, one.begin, one.end, one.loaded, args, engine.layout(args, one.loaded)))
+        except UserError as exc:
+            problems.append((one.name, exc.problems))
+            code = max(code, exc.exit_code)
+    if problems:
+        raise UserError(merge_phase_problems(problems, len(recipes)), code)
+    return tuple(found)
+
+
+def resolved_yaml(prepared: Prepared) -> str:
+    """Return the recipe with everything that it extends, in the recipe format."""
+    return write_yaml(resolved_recipe(prepared))
+
+
+def recipe_digest(prepared: Prepared) -> str:
+    """Return the SHA-256 of the resolved recipe's text, in hex."""
+    return hashlib.sha256(resolved_yaml(prepared).encode()).hexdigest()
+
+
+def resolved_recipe(prepared: Prepared) -> dict[str, Any]:
+    """Return the recipe with everything that it extends, name and description first."""
+    plain: dict[str, Any] = prepared.loaded.tree.plain()
+    # A run is one point: submitted again, it must not become the whole study.
+    order = dict.fromkeys(("name", "description", *plain))
+    return {key: plain[key] for key in order if key in plain and key not in ("axes", "nodes")}
+
+
+def engine_record(prepared: Prepared, job: Job) -> dict[str, Any]:
+    """Return the engine's entry in manifests: its name, its training loop, and the format of its logs."""
+    record = {"name": prepared.engine.name, "entry": job.entry.title, **asdict(prepared.engine.description)}
+    if bridge := prepared.engine.bridge_release(prepared.args):
+        record["bridge_release"] = bridge
+    return record
+
+
+def phase_entry(one: Phase) -> dict[str, Any]:
+    """Return the complete entry of a phase in manifests."""
+    return {
+        "name": one.name,
+        "begin": one.begin,
+        "end": one.end,
+        "environment": one.loaded.recipe.environment,
+        "argv": list(one.args.argv),
+        "arguments": one.args.recorded,
+        "layout": asdict(one.layout),
+    }
+
+
+def phase_of(prepared: Prepared, name: str) -> Prepared:
+    """Return one phase of a recipe. Raises UserError for an unknown name."""
+    names = [phase.name for phase in prepared.phases]
+    if name not in names:
+        fix = f"phases: {', '.join(names)}" if names else "the recipe has no phases"
+        raise error("no-phase", f"'{name}' is not a phase of this recipe", "--phase", fix)
+    return prepared.parts[names.index(name)]

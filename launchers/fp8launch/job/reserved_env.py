@@ -1,42 +1,45 @@
-"""Variables that a recipe or a cluster profile may not set: those of shells and of Slurm, and secrets.
+"""Variables that a recipe or a cluster profile may not set: variables of shells and schedulers, and secrets.
 
 The batch script never sets a recipe's variables in bash, so none of these can harm the script itself. But the training
-starts shells of its own (to compile a helper, say), and a container runtime may be a shell script.
+starts its own shells (to compile a helper, say), and a container runtime may be a shell script.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 
+from fp8launch import plugin_registry
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.job.batch_script import OWN_VARIABLES
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.secrets import is_secret, secret_in
 
-# Variables that bash gives a value, a type or a meaning of its own, up to bash 5.3. A test derives them from the bash
-# that is installed. OPTIND is a number to every shell: bash evaluates what stands there, and dash refuses to start.
+# Names that a run's script uses itself.
+_SCRIPT_VARIABLES = {
+    "again", "attempt", "begun", "code", "environment", "home", "hosts", "image", "job", "megatron_args", "phase",
+    "python", "run_folder", "runs", "status", "trusted", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
+    "MASTER_PORT",
+}  # fmt: skip
+# Variables to which bash gives a value, a type or a special meaning, up to bash 5.3. A test derives them from the bash
+# that is installed. OPTIND is a number to every shell: bash evaluates its text, and dash refuses to start.
 _BASH_VARIABLES = {
     "_", "BASH_ALIASES", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_CMDS", "BASH_COMMAND",
     "BASH_LINENO", "BASH_MONOSECONDS", "BASH_REMATCH", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_TRAPSIG", "BASH_VERSINFO",
     "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTARG", "OPTERR",
     "OPTIND", "PIPESTATUS", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
 }  # fmt: skip
-# What shells run, or expand as if it were code, when they find it in their environment.
+# Variables whose values shells run, or expand like code, when they find them in their environment.
 _READ_BY_SHELLS = {
     "BASH_COMPAT", "BASH_ENV", "BASH_XTRACEFD", "CDPATH", "ENV", "GLOBIGNORE", "IFS", "POSIXLY_CORRECT",
     "PROMPT_COMMAND", "PS0", "PS1", "PS2", "PS4",
 }  # fmt: skip
-# The batch script computes with these, and bash evaluates an index in brackets: a[$(command)].
-_OF_THE_JOB = re.compile(
-    r"SLURM_(ARRAY_.*|JOB_ID|JOBID|JOB_NODELIST|JOB_NUM_NODES|JOB_END_TIME|RESTART_COUNT|SUBMIT_DIR|TASKS_PER_NODE)"
-)
 
 
 def refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
-    """Raises UserError for every variable that may not be set, and for every value that is a secret."""
+    """Raise UserError for every variable that may not be set, and for every value that is a secret."""
     recipe = loaded.recipe
     problems: list[Problem] = []
     for name, value in recipe.env.items():
@@ -50,9 +53,8 @@ def refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
 
 
 def refuse_reserved_in_profile(cluster: Cluster) -> None:
-    """Raises UserError as `refuse_reserved` does, for a job that has no recipe."""
-    problems = list(_of_profile(cluster))
-    if problems:
+    """Raise UserError like `refuse_reserved`, for a job without a recipe."""
+    if problems := list(_of_profile(cluster)):
         raise UserError(dict.fromkeys(problems))
 
 
@@ -83,7 +85,7 @@ def _problems(name: str, value: object, where: str) -> Iterator[Problem]:
 
 
 def _secret_values(node: Node, key: str = "") -> Iterator[Problem]:
-    """Every value of a recipe that is a secret by its form; those of `env` are reported by their names."""
+    """Yield a problem for each value that looks like a secret; values under `env` are reported by their names."""
     if isinstance(node.value, dict):
         for name, child in node.value.items():
             if name != "env":
@@ -104,7 +106,7 @@ def _secret_problem(message: str, where: str, fix: str) -> Problem:
 
 def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
     if not cluster.model_fields_set:
-        return  # what pydantic builds to dump a profile takes longer than the rest of the check's planning
+        return  # the serializer that pydantic builds for a profile takes longer than the rest of planning
     profile = cluster.model_dump(exclude={"env", "ssh"}, exclude_defaults=True)
     for name, value in profile.items():
         entries = {name: value}
@@ -112,20 +114,27 @@ def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
             entries = {f"{name}.{key}": entry for key, entry in value.items()}
         for place, entry in entries.items():
             texts = entry if isinstance(entry, list) else [entry]
-            # Lines of shell: what they assign is judged by its name.
+            # Lines of shell: the variables that they assign are judged by name.
             found = [secret_in(str(text), assignments=name == "setup") for text in texts]
             for kind in filter(None, found):
                 yield _secret_problem(f"{place} holds {kind}", f"cluster profile: {place}", _EXPORT)
 
 
 def _owner_of(name: str) -> str | None:
-    """The program that sets or reads a variable of this name; None for a free name."""
-    if name in OWN_VARIABLES:
+    """Return which program sets or reads a variable of this name; None for a free name."""
+    if name in _SCRIPT_VARIABLES:
         return "set by the batch script"
     if name in _BASH_VARIABLES:
         return "bash's own"
     if name in _READ_BY_SHELLS:
         return "run or read as code by shells"
-    if _OF_THE_JOB.fullmatch(name):
-        return "set by Slurm for the batch script"
+    if any(pattern.fullmatch(name) for pattern in _scheduler_variables()):
+        return "set by the scheduler for the batch script"
     return None
+
+
+@functools.cache
+def _scheduler_variables() -> tuple[re.Pattern[str], ...]:
+    """Return patterns of the variables that schedulers set and that their scripts compute with."""
+    made = [make() for _, make in plugin_registry.loaded("schedulers")]
+    return tuple(scheduler.script_variables for scheduler in made if scheduler.script_variables)

@@ -1,4 +1,4 @@
-"""Quoting for a shell. Every word of a batch script that comes from outside is quoted here."""
+"""Quoting for a shell: the one place where words from outside get into a script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Word = str | RawShell
 
 
 def quote(word: Word) -> str:
-    """The word quoted as far as a shell needs it."""
+    """Return the word, quoted as far as a shell needs it."""
     if isinstance(word, RawShell):
         return word.text
     quoted = shlex.quote(word)
@@ -37,10 +37,10 @@ def indented(lines: Iterable[str]) -> list[str]:
 
 
 def array_lines(assignment: str, words: Iterable[str]) -> list[str]:
-    """The lines of a bash array that begin with `assignment`, such as `name=`; each word is quoted already."""
+    """Return the lines of a bash array that begin with `assignment`, such as `name=`; the words are quoted already."""
     return [f"{assignment}(", *indented(words), ")"]
 
 
 def flag_lines(arguments: Iterable[Argument]) -> list[str]:
-    """One line a flag with its values, quoted for a shell."""
+    """Return one line for each flag with its values, quoted for a shell."""
     return [" ".join(map(quote, argument.words)) for argument in arguments]

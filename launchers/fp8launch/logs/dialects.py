@@ -1,8 +1,8 @@
-"""Formats of iteration lines. An engine names the one that its processes print.
+"""Formats of iteration lines. An engine names the format that its processes print.
 
-Megatron's format is read from every log, with what NeMo, Primus and Megatron-Bridge add to it (`lines`, `reader`). A
-plugin whose program prints another one adds a dialect: how to find its lines, and how to read one of them. Logs without
-a line of Megatron's are searched for it.
+Every log is searched for Megatron's format and the additions of NeMo, Primus and Megatron-Bridge (`lines`, `reader`). A
+plugin whose program prints another format adds a dialect: how to find its lines, and how to read one of them. Logs
+without any Megatron line are searched for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEGATRON = "megatron"
 
 @dataclass(frozen=True)
 class Dialect:
-    """Iteration lines of a program that does not print Megatron's.
+    """Iteration lines of a program with its own format.
 
     Lines of interest contain `needle`. `parse` reads one of them under the field names of `logs.field_names`, such as
     `step_time_ms`, and returns None for a line that is not an iteration after all.
@@ -30,10 +30,10 @@ class Dialect:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that an engine's description may hold."""
+    """Return the names that an engine's description may use."""
     return (MEGATRON, *plugin_registry.offered("log_dialects"))
 
 
 def others() -> tuple[Dialect, ...]:
-    """Return the dialects besides Megatron's."""
+    """Return all dialects but Megatron's."""
     return tuple(dialect for _, dialect in plugin_registry.loaded("log_dialects"))

@@ -1,6 +1,6 @@
 """The meaning of each label of an iteration line: one table for Megatron 0.11 to 0.20 and its forks.
 
-A dialect is a row here, never another expression. Labels are compared in lower case, `_` and `-` like blanks. Sources:
+Labels are compared in lower case, with `_` and `-` as blanks. Sources:
 `training_log` of megatron-core 0.12 to 0.20; swiss-ai and oellm forks (tokens per second); AMD Primus (`a/b` is
 "this window/average", the first is read); Megatron-DeepSpeed and BigScience (`TFLOPs`, seconds instead of
 milliseconds), their Ascend and DCU ports (`tgs`, a misspelt batch size); GPT-NeoX (`approx flops per GPU`);
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 LOSS_PREFIX = "loss:"
 # IS_NAN in a line whose loss or gradient norm is NaN, IS_INFINITE if one is infinite. NaN itself means "no value" here.
 NOT_FINITE = "not_finite"
-# What Megatron times within an iteration, by its own names, in ms of the slowest rank.
+# Megatron's timers within an iteration, by its own names, in ms of the slowest rank.
 TIMER_PREFIX = "timer:"
 
 FIELDS: dict[str, str] = {
@@ -55,13 +55,13 @@ FIELDS: dict[str, str] = {
     "hip mem usage/free/total/usage ratio": "memory_used_gib",
     "peak memory usage": "memory_used_bytes",
 }
-# Fields that are only another unit of one that is kept.
+# Fields in other units than ours.
 UNITS: Mapping[str, tuple[str, float]] = {
     "step_time_s": ("step_time_ms", 1e3),
     "memory_used_bytes": ("memory_used_gib", 2.0**-30),
 }
 
-# Read by nobody here, and each number costs time when there are a million lines.
+# Not used, and each number takes time in a log of a million lines.
 IGNORED = frozenset(
     {
         "consumed samples",
@@ -80,12 +80,12 @@ _BLANKS = re.compile(r"[\s_-]+")
 
 
 def is_health_sign(name: str) -> bool:
-    """Whether the field of this name must be finite in every line."""
+    """Return whether this field must be finite in every line."""
     return name == "grad_norm" or name.startswith(LOSS_PREFIX)
 
 
 def field_of(label: str) -> str | None:
-    """Our name for a label, None for one that we do not keep; a loss keeps its own name: `loss:lm loss`."""
+    """Return our name for a label, None for an ignored one. A loss keeps its own name: `loss:lm loss`."""
     key = _BLANKS.sub(" ", label.lower()).strip()
     if "(" in key:
         key = re.sub(r" ?\(", " (", key)

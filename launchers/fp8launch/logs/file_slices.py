@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.logs.open_log import open_log
 
 BLOCK = 1 << 20
 
 
-def tail(path: Path, size: int) -> str:
-    """Return the last `size` bytes of a plain text file; an empty text where it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
 def _blocks(path: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Blocks of whole lines with their offset; a line longer than a block is cut."""
+    """Yield blocks of whole lines with their offset; a line longer than a block is cut."""
     with open_log(path) as stream:
         stream.seek(begin)
         pending = b""
@@ -57,7 +46,7 @@ def lines(path: Path, begin: int, end: int) -> Iterator[tuple[int, str]]:
 def lines_with(path: Path, begin: int, end: int, needles: Sequence[bytes]) -> Iterator[tuple[int, str]]:
     """Yield (offset, text) of the lines that contain one of the texts, in order, each once.
 
-    Of a long line that is the first LONGEST_LINE bytes: nothing after them is looked at.
+    Only the first LONGEST_LINE bytes of a longer line are returned.
     """
     for base, data in _blocks(path, begin, end):
         hits: dict[int, int] = {}
@@ -74,7 +63,7 @@ def lines_with(path: Path, begin: int, end: int, needles: Sequence[bytes]) -> It
 
 
 def offsets_of(path: Path, begin: int, end: int, text: bytes) -> list[int]:
-    """Return where a text stands, in order."""
+    """Return the offsets of a text, in order."""
     found = []
     for base, data in _blocks(path, begin, end):
         at = data.find(text)
@@ -90,7 +79,7 @@ def line_number(path: Path, offset: int) -> int:
 
 
 class LineCounter:
-    """Line numbers of rising offsets of one file, which is read once for all of them."""
+    """Line numbers for increasing offsets in a file, which is read once for all of them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

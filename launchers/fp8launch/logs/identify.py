@@ -1,4 +1,4 @@
-"""Say what a log without Megatron's iteration lines is instead."""
+"""Identify logs without Megatron's iteration lines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from fp8launch.logs.open_log import open_log
 
 EXPECTED = "Megatron's `iteration N/M | ... elapsed time per iteration (ms): T`"
-# Enough to reach the first step after a long set-up, and little enough for any file.
+# Bytes of a file to search: enough to reach the first step after a long set-up, and little enough for any file.
 _LOOKED_AT = 1 << 20
 _ARGUMENTS = "---- arguments ----"
-# Above this share of undecodable characters a file is no text, whatever encoding it has.
+# Above this share of undecodable characters a file is not text in any encoding.
 _MOST_UNREADABLE = 0.1
 
-# Each program's progress line, known by fields that the others do not print together.
+# Progress lines of programs, by fields that no other program prints together.
 _PROGRAMS = (
     ("torchtitan", re.compile(r"\bstep:\s{1,10}\d{1,12}\s{1,10}loss:[^\n]{1,200}\btps:\s{1,10}[\d,]{1,20}")),
     ("nanotron", re.compile(r"\biteration: \d{1,12} / \d{1,12} \| consumed_tokens: ")),
@@ -23,7 +23,7 @@ _PROGRAMS = (
 
 
 def foreign_program(path: Path) -> str | None:
-    """Return the program whose progress lines a log has, if it is one whose logs are not read."""
+    """Return the program that wrote a log, if it is one whose logs fp8launch does not read."""
     return _program_of(_start_of(path).decode("utf-8", "replace"))
 
 

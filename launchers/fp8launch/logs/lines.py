@@ -1,6 +1,5 @@
-"""One line of a Megatron log -> one record. Pure functions; a line that is not what was asked for gives None.
+"""Parse lines of a Megatron log into records. Other lines give None.
 
-What launchers put in front of a line is taken off by `log_lines`.
 Fields are found by their label, never by position, because versions and forks add and reorder them.
 """
 
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fp8launch.injob.supervisor.health_rules import IS_INFINITE, IS_NAN
-from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, split_prefix, without_colours
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix, without_colours
 from fp8launch.logs.field_names import (
     LOSS_PREFIX,
     NOT_FINITE,
@@ -22,7 +21,7 @@ from fp8launch.logs.field_names import (
     is_health_sign,
 )
 
-# Every quantifier has a bound, so that the time for a line of LONGEST_LINE characters stays small whatever it holds.
+# Every quantifier has a bound, so that any line of LONGEST_LINE characters is parsed in a short time.
 _PRIMUS_RANK = re.compile(r"\[rank-(\d{1,6})/\d{1,6}\]")
 _ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}(\d{1,15})\s{0,20}/\s{0,20}(\d{1,15})\s{0,20}\|")
 _DIGITS = r"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|inf)"
@@ -40,18 +39,18 @@ _STEP_TIME = re.compile(rf"Step Time\s{{0,20}}:\s{{0,20}}({_DIGITS})s(.{{0,200}}
 # Bridge called it TFLOP/s/GPU before MODEL_TFLOP/s/GPU.
 _MODEL_TFLOPS = re.compile(rf"({_DIGITS})\s{{0,20}}(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _TIMER = re.compile(rf"\s{{0,8}}([A-Za-z][\w-]{{0,80}}) \.{{2,80}}: \(({_DIGITS}), ({_DIGITS})\)\s{{0,4}}$")
-# Longer values than this are lists of files: nobody needs their Python value.
+# Longer values are lists of files, whose Python value is not needed.
 _LONGEST_VALUE = 1 << 16
-# Of an integer with 40 digits.
+# Bits of an integer with 40 digits.
 _LARGEST_BITS = 133
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration line. Values are means over the logging interval; what the line does not say is None.
+    """One iteration line. Values are means over the logging interval; missing values are None.
 
-    `values` has our field names (see `field_names`); `losses` the names that Megatron gave them. Megatron prints a loss
-    only if it is positive, so a NaN is usually missing; where a program prints it, `values` also has `not_finite`.
+    `values` are by our field names (see `field_names`), `losses` by Megatron's. Megatron prints only positive losses,
+    so a NaN is usually missing; if a program prints it, `values` also has `not_finite`.
     """
 
     number: int
@@ -65,7 +64,7 @@ class Iteration:
 
     @property
     def loss(self) -> float | None:
-        """The language-model loss, or the only one that there is."""
+        """The language-model loss, else the first loss of the line."""
         losses = self.losses
         return losses.get("lm loss", next(iter(losses.values()), None))
 
@@ -92,7 +91,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Megatron-Bridge's own line: its rank 0 prints throughput apart from the iteration line."""
+    """The line of Megatron-Bridge with throughput: its rank 0 prints it apart from the iteration line."""
 
     seconds: float
     tflops_per_gpu: float
@@ -100,24 +99,22 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Timer:
-    """One line of Megatron's timers, printed below their iteration: ms per iteration on the slowest rank."""
+    """A line of Megatron's timers, printed below their iteration: ms per iteration on the slowest rank."""
 
     name: str
     slowest_ms: float
 
 
 def number_in(text: str) -> float | None:
-    """The number that a value starts with: `123.4/125.6` is 123.4, `11.9 (avg 12)` 11.9, `253.38GB/2.6GB` 253.38."""
+    """Return the number at the start of a value: 123.4 of `123.4/125.6`, 11.9 of `11.9 (avg 12)`, 2.5 of `2.5GB`."""
     found = _LEADING_NUMBER.match(text.lstrip())
-    if not found:
-        return None
-    return _as_float(found[1])
+    return _as_float(found[1]) if found else None
 
 
 def parse_iterations(line: str) -> list[Iteration]:
-    """Every iteration record in a line: one as a rule, two when two ranks wrote into one line, none elsewhere.
+    """Return the iteration records in a line: usually one, several if ranks wrote into the same line, or none.
 
-    A record that ends before its time per iteration (a cut last line) is not one.
+    A record that ends before its time per iteration, as in a last line that is cut off, does not count.
     """
     line = without_colours(line[:LONGEST_LINE])
     found = list(_ITERATION.finditer(line))
@@ -140,8 +137,8 @@ def _values(text: str) -> dict[str, float]:
     *closed, rest = text.split("|")
     pairs = list(map(_label_and_number, closed))
     label, number = _label_and_number(rest)
-    # Without its closing bar a field may be cut in the middle of a number. It is whole if the label follows the
-    # number, or if it has the one decimal that these two fields, or all the digits that losses, are printed with.
+    # Without its closing bar a field may be cut in the middle of a number. It is complete if the label follows the
+    # number, or if it has as many decimals as Megatron prints: one in two of the fields, six in losses.
     name = field_of(label)
     whole = ":" not in rest or (name in ("step_time_ms", "tflops_per_gpu") and _ONE_DECIMAL.search(rest.rstrip()))
     if whole or _SCIENTIFIC.search(rest.rstrip()):
@@ -154,7 +151,7 @@ def _values(text: str) -> dict[str, float]:
 
 
 def in_our_units(values: dict[str, float]) -> dict[str, float]:
-    """Seconds as milliseconds, and the like."""
+    """Convert other units, such as seconds, to ours."""
     if not UNITS.keys() & values.keys():
         return values
     converted = {name: value for name, value in values.items() if name not in UNITS}
@@ -206,38 +203,28 @@ def parse_validation(line: str) -> Validation | None:
         number = _WHOLE_NUMBER.match(value.lstrip())
         if label.strip() and number:
             losses[label.strip()] = _as_float(number[0])
-    iteration = None
-    if found[2]:
-        iteration = int(found[2])
+    iteration = int(found[2]) if found[2] else None
     name = (found[1].strip("-") + found[3]).strip()
     return Validation(iteration, losses, name)
 
 
 def parse_checkpoint_save(line: str) -> int | None:
-    """The iteration at which a checkpoint is being saved."""
+    """Return the iteration at which a checkpoint is saved."""
     found = _SAVE.search(line[:LONGEST_LINE])
-    if not found:
-        return None
-    return int(found[1])
+    return int(found[1]) if found else None
 
 
 def parse_timer(line: str) -> Timer | None:
-    """A line of `(min, max) time across ranks (ms)`, as `--timing-log-level` asks for."""
-    _, rest = split_prefix(line[:LONGEST_LINE])
+    """Parse a line of `(min, max) time across ranks (ms)`, which `--timing-log-level` requests."""
+    _, rest = split_prefix(clean(line[:LONGEST_LINE]))
     found = _TIMER.match(rest)
-    if not found:
-        return None
-    return Timer(found[1], _as_float(found[3]))
+    return Timer(found[1], _as_float(found[3])) if found else None
 
 
 def parse_step_time(line: str) -> StepTime | None:
     found = _STEP_TIME.search(line[:LONGEST_LINE])
-    if not found:
-        return None
-    speed = _MODEL_TFLOPS.search(found[2])
-    if not speed:
-        return None
-    return StepTime(_as_float(found[1]), _as_float(speed[1]))
+    speed = _MODEL_TFLOPS.search(found[2]) if found else None
+    return StepTime(_as_float(found[1]), _as_float(speed[1])) if found and speed else None
 
 
 def parse_argument(line: str) -> tuple[str, str] | None:
@@ -252,7 +239,7 @@ def parse_argument(line: str) -> tuple[str, str] | None:
 
 
 def argument_value(text: str) -> object:
-    """The Python value behind a printed argument: None, booleans, numbers, lists; anything else stays text."""
+    """Return the Python value of a printed argument: None, booleans, numbers, lists; anything else stays text."""
     if len(text) > _LONGEST_VALUE:
         return text
     try:
@@ -260,5 +247,5 @@ def argument_value(text: str) -> object:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
     if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
-        return text  # no argument of Megatron is that large, and no division takes it
+        return text  # no argument of Megatron is that large, and a division would fail
     return value

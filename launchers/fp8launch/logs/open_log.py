@@ -17,7 +17,7 @@ from fp8launch.injob.regular_files import open_regular
 
 # The first bytes of a compressed file, and the module of Python that reads it.
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\0", "lzma"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "compression.zstd"))
-# The mark of a tar archive, its offset, and how many bytes must be read to see it.
+# The mark of a tar archive, its offset, and the number of bytes to read for it.
 _TAR, _TAR_AT = b"ustar", 257
 _START = _TAR_AT + len(_TAR)
 # Some kilobytes may unpack to terabytes, or ask for gigabytes of memory; `xz -9e` needs 65 MiB.
@@ -28,10 +28,10 @@ _COMPRESSED = ("*.log.gz", "*.log.xz", "*.log.bz2")
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log for reading bytes; one that gzip, xz or bzip2 compressed is unpacked first.
+    """Open a log, plain or compressed by gzip, xz, bzip2 or zstd, for reading bytes.
 
-    Readers seek, so a compressed log is unpacked into a temporary file, once for all of them.
-    Raises OSError where the log cannot be read, the compressed file is damaged, or it unpacks to more than 1 GiB.
+    Readers seek, so a compressed log is unpacked into a temporary file, once for all readers. Raises OSError if the log
+    cannot be read, the compressed file is damaged, or it unpacks to more than 1 GiB.
     """
     stream = open_regular(path, buffering=0)
     start = os.pread(stream.fileno(), _START, 0)
@@ -46,7 +46,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 class _Reader(io.RawIOBase):
-    """Reads a file that has other readers too, from a position of its own."""
+    """Reader of a shared file, with its own position."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -74,18 +74,18 @@ class _Reader(io.RawIOBase):
 
 
 def _refuse_archive(start: bytes) -> None:
-    """The logs of an archive, one behind the other, would be read as one run."""
+    """Raise OSError for a tar archive: its logs would be read as a single run."""
     if start[_TAR_AT:] == _TAR:
         raise OSError(None, "an archive of several files: unpack it, and name a log")
 
 
 def log_name(path: Path) -> str:
-    """The name of a log's file without its suffixes: `a` for `a.log` and for `a.log.gz`."""
+    """Return the name of a log's file without its suffixes: `a` for `a.log` and for `a.log.gz`."""
     return Path(_SUFFIX.sub("", path.name)).stem
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """The logs of a folder by name, compressed ones included."""
+    """Return the logs of a folder by name, including compressed ones."""
     logs: list[Path] = []
     for pattern in ("*.log", *_COMPRESSED):
         logs += folder.glob(pattern)
@@ -93,7 +93,7 @@ def logs_in(folder: Path) -> list[Path]:
 
 
 def compression(start: bytes) -> str | None:
-    """The module of Python that reads a file which begins so; None for a plain one."""
+    """Return the module of Python that reads a file with this start; None for a plain file."""
     for magic, module in _MAGIC:
         if start.startswith(magic):
             return module
@@ -103,7 +103,7 @@ def compression(start: bytes) -> str | None:
 # The cache holds the temporary files open. They have no names, so a killed process leaves none behind.
 @lru_cache(maxsize=4)
 def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
-    """A temporary file with the content of a compressed log, which `size` and `modified` identify."""
+    """Return a temporary file with the content of a compressed log, which `size` and `modified` identify."""
     try:
         importlib.import_module(module)
     except ImportError:
@@ -122,7 +122,7 @@ def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
         _refuse_archive(plain.read(_START))
     except BaseException as problem:
         plain.close()
-        # The errors of lzma and zstd are no OSErrors, and a file that was cut raises EOFError.
+        # The errors of lzma and zstd are not OSErrors, and a truncated file raises EOFError.
         if isinstance(problem, EOFError | zlib.error) or type(problem).__name__ in ("LZMAError", "ZstdError"):
             raise OSError(None, f"the compressed file is damaged ({problem})") from None
         raise
@@ -130,7 +130,7 @@ def _unpacked(path: Path, size: int, modified: int, module: str) -> IO[bytes]:
 
 
 def _blocks(path: Path, module: str) -> Iterator[bytes]:
-    """The content of a compressed file, 1 MiB at a time."""
+    """Yield the content of a compressed file, 1 MiB at a time."""
     if module == "lzma":
         yield from _xz_blocks(path)
         return
@@ -140,7 +140,7 @@ def _blocks(path: Path, module: str) -> Iterator[bytes]:
 
 
 def _xz_blocks(path: Path) -> Iterator[bytes]:
-    """The content of an xz file with a limit to the memory, which the file itself states."""
+    """Yield the content of an xz file with a limit on memory, because the file itself states how much it needs."""
     import lzma
 
     with open_regular(path) as packed:

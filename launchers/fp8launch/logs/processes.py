@@ -1,4 +1,4 @@
-"""The processes behind a log: where each starts and ends, its arguments, and how it ended.
+"""Find the processes in a log: where each starts and ends, its arguments, and how it ended.
 
 A restart shows as a new argument dump, or as an iteration number that falls or repeats. Only the text around the
 first and the last iteration of each process is read here, so a log of gigabytes costs a few milliseconds more.
@@ -25,9 +25,9 @@ from fp8launch.logs.lines import Validation, argument_value, parse_argument
 from fp8launch.logs.reader import Scan, scan_file
 from fp8launch.logs.table import IterationTable
 
-# Iterations may follow what Slurm says about the end (KillWait), and ranks reach the file out of step.
+# Iterations may follow Slurm's message about the end (KillWait), and ranks write to the file out of step.
 SLACK = 1 << 20
-# Nobody's set-up says more than this; a file with no iteration at all may be huge.
+# No set-up prints more than this, but a file without iterations may be huge.
 HEAD_LIMIT = 1 << 26
 
 _DUMP_END = b"- end of arguments -"
@@ -35,7 +35,7 @@ _HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on",
 _WORLD = re.compile(r"using world size:\s{0,20}(\d{1,9})\b")
 _VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.{1,80} (\S{1,80})")
 _PARAMETERS = re.compile(r"number of parameters on .{0,80}rank \(([\d, ]{1,80})\):\s{0,20}(\d{1,18})\b")
-# An argument that came with Megatron-Core 0.16, as did the line of a process's first iteration.
+# An argument that Megatron-Core 0.16 introduced, along with the line of a process's first iteration.
 _SINCE_FIRST_LINE = "dataloader_fast_cache_load"
 _PADDED = re.compile(r"padded vocab \(size: \d{1,12}\).{0,80}\(new size: (\d{1,9})\)")
 
@@ -44,7 +44,7 @@ _PADDED = re.compile(r"padded vocab \(size: \d{1,12}\).{0,80}\(new size: (\d{1,9
 class Head:
     """Values that a process prints before its first iteration. `parameters` is by model-parallel rank.
 
-    `arguments_cut` says that the end of the arguments is missing: one that is not among them may have been given.
+    `arguments_cut`: the end of the arguments is missing, so the process may have had more of them.
     """
 
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Process:
     ending: Ending
 
 
-# Timers of what interrupts the iterations. Megatron stops the clock of its step times meanwhile.
+# Timers of interruptions between iterations. Megatron's step times do not include them.
 _PAUSES = {"save-checkpoint": "checkpoint", "save-checkpoint-non-persistent": "checkpoint", "evaluate": "evaluation"}
 
 
@@ -87,9 +87,9 @@ class ParsedLog:
     """A whole log file.
 
     `peak_memory` is in MiB by Megatron's names; `disturbed_rows` gives the reason for each row that follows an
-    evaluation or a checkpoint, and `pauses` how long those took; `mixed_rows` are rows whose loss may be a mean that
-    includes the iteration before; `duplicates` counts iteration lines that another rank, or a tee, had printed already;
-    `evidence` is what the job said of FP8.
+    evaluation or a checkpoint, and `pauses` how long these took; `mixed_rows` are rows whose loss may be a mean that
+    includes the previous iteration; `duplicates` counts iteration lines that another rank, or a tee, had printed
+    before; `evidence` is what the job printed about FP8.
     """
 
     path: Path
@@ -106,7 +106,7 @@ class ParsedLog:
     pauses: tuple[Pause, ...] = ()
 
     def evidence_of(self, process: Process) -> tuple[Evidence, ...]:
-        """Return what one process said."""
+        """Return the evidence of one process."""
         first = bisect_left(self.evidence, process.begin, key=_OFFSET)
         last = bisect_left(self.evidence, process.end, key=_OFFSET)
         return self.evidence[first:last]
@@ -125,10 +125,7 @@ def attempts_of(logs: Iterable[ParsedLog]) -> list[tuple[ParsedLog, Process]]:
 
 
 def read_log(path: Path) -> ParsedLog:
-    """Read a log of any content: bytes that are not text are replaced, lines that make no sense are skipped.
-
-    Raises OSError where the file cannot be read.
-    """
+    """Read a log with any content: invalid bytes are replaced, invalid lines are skipped. Raises OSError."""
     scan = scan_file(path)
     _attach_step_times(scan)
     _attach_timers(scan)
@@ -157,7 +154,7 @@ def read_log(path: Path) -> ParsedLog:
 
 
 def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
-    """Leave out dumps that begin inside another one: of several ranks that print theirs at once."""
+    """Leave out dumps that begin inside another one, as happens if several ranks print theirs at once."""
     close = [dump for before, dump in pairwise(dumps) if dump - before <= SLACK]
     if not close:
         return list(dumps)
@@ -173,21 +170,21 @@ def _dumps_of_processes(path: Path, dumps: Sequence[int]) -> list[int]:
 
 
 def _loads_without_dump(scan: Scan) -> Iterator[int]:
-    """Loads of a checkpoint that no arguments precede, as in logs that keep little: each is the start of a process."""
+    """Yield loads of a checkpoint without arguments before them, as in abridged logs: each starts a process."""
     offsets = scan.table.column("offset")
     done = -1.0
     for load in scan.load_offsets:
         row = bisect_left(offsets, load)
         if row == 0 or offsets[row - 1] == done:
             continue
-        done = offsets[row - 1]  # all ranks may say it
+        done = offsets[row - 1]  # all ranks may print it
         dump = bisect_left(scan.dumps, load)
         if dump == 0 or scan.dumps[dump - 1] < done:
             yield load
 
 
 def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], list[int], int]:
-    """Rows without duplicates, the offset where each process begins, and how many rows were duplicates."""
+    """Return the rows without duplicates, the offset where each process begins, and the number of duplicates."""
     number, rank, offset, time = map(table.column, ("number", "rank", "offset", "step_time_ms"))
     rows: list[int] = []
     # Text before the first dump belongs to the first process.
@@ -220,7 +217,7 @@ def _starts(table: IterationTable, dumps: Sequence[int]) -> tuple[list[int], lis
 
 
 def _same(a: float, b: float) -> bool:
-    """Whether two lines are of one rank; NaN means that a line does not state its rank."""
+    """Return whether two lines are from the same rank; NaN marks a line without a rank."""
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
@@ -255,7 +252,7 @@ def _dump_in(dumps: Sequence[int], begin: int, end: int) -> int | None:
 
 
 def _attach_step_times(scan: Scan) -> None:
-    """Gives Bridge's throughput to the iteration line, just after or before it, whose time it states."""
+    """Add Bridge's throughput to the iteration line just after or before it that has the same time."""
     table = scan.table
     offsets, times = table.column("offset"), table.column("step_time_ms")
     for offset, step in scan.step_times:
@@ -267,7 +264,7 @@ def _attach_step_times(scan: Scan) -> None:
 
 
 def _attach_timers(scan: Scan) -> None:
-    """Gives each of Megatron's timers to the iteration line above it, where it is printed once."""
+    """Add Megatron's timers to the iteration line above them. The first value of a timer counts."""
     offsets = scan.table.column("offset")
     for offset, timer in scan.timers:
         row, name = bisect_left(offsets, offset) - 1, TIMER_PREFIX + timer.name
@@ -276,7 +273,7 @@ def _attach_timers(scan: Scan) -> None:
 
 
 def _separate_second_losses(table: IterationTable, processes: Iterable[Process]) -> Iterator[int]:
-    """Give the second line of each process the loss of its own iteration; yield the rows where that is not possible.
+    """Correct the loss in the second line of each process; yield the rows for which that is not possible.
 
     Megatron-LM prints a line for the first iteration of a process without resetting its sums (`is_first_iteration` in
     training_log of megatron/training/training.py), so with a log interval of 1 the second line has the mean of two.
@@ -301,7 +298,7 @@ def _separate_second_losses(table: IterationTable, processes: Iterable[Process])
 
 
 def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:
-    """The first row after each validation and checkpoint, with the reason."""
+    """Return the first row after each validation and checkpoint, with the reason."""
     offsets = scan.table.column("offset")
     kept = [offsets[r] for r in rows]
     events = [(o, "after evaluation") for o, _ in scan.validations]
@@ -315,7 +312,8 @@ def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:
 
 
 def _read_head(path: Path, begin: int, end: int, dump: int | None) -> Head:
-    """If a line occurs twice, the later one counts: it is nearer to this process."""
+    """Read what a process prints before its first iteration. If a line repeats, the last one counts, because it is
+    nearer."""
     head = Head()
     versions: dict[str, str] = {}
     parameters: dict[str, int] = {}
@@ -336,7 +334,7 @@ def _read_head(path: Path, begin: int, end: int, dump: int | None) -> Head:
 
 
 def _read_arguments(path: Path, begin: int, end: int) -> tuple[dict[str, object], bool]:
-    """The argument dump that starts at `begin`, without lines of other ranks, and whether its end is missing."""
+    """Return the arguments in the dump that starts at `begin`, and whether its end is missing."""
     arguments: dict[str, object] = {}
     for _, raw in lines(path, begin, end):
         _, line = split_prefix(clean(raw))
@@ -348,7 +346,7 @@ def _read_arguments(path: Path, begin: int, end: int) -> tuple[dict[str, object]
 
 
 def _read_ending(path: Path, begin: int, end: int, iterations: Sequence[int], counter: LineCounter) -> Ending:
-    """How a process ended. What went wrong before its last iterations did not stop it, save what Slurm announced."""
+    """Return how a process ended. Failures before its last iterations did not stop it, unless Slurm announced them."""
     since = begin
     if iterations:
         since = iterations[-LAST_ITERATIONS:][0]

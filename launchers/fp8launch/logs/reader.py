@@ -1,18 +1,18 @@
-"""A Megatron log, of any size, read once in blocks: iterations into columns, the few other events as records.
+"""Read a Megatron log of any size once, in blocks: iterations into columns, the few other events as records.
 
-Every line of interest has a bar in it, except two that have long fixed texts, and looking for one byte or one long
-text is what Python does at the speed of memory. So a block is never split into lines: only lines around a hit are
-cut out. What the log says before the first and after the last iteration of a process (versions, arguments, how it
-ended) is read afterwards, from those parts only (see `processes`).
+Every line of interest contains a bar, except two with long fixed texts, and Python searches for one byte or a long text
+at the speed of memory. So a block is never split into lines: only lines around a hit are cut out. What a process prints
+before its first and after its last iteration (versions, arguments, how it ended) is read afterwards, from these parts
+only (see `processes`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean
@@ -20,7 +20,6 @@ from fp8launch.logs.dialects import Dialect, others
 from fp8launch.logs.evidence import MARKER, Evidence, parse_evidence
 from fp8launch.logs.lines import (
     Iteration,
-    Memory,
     StepTime,
     Timer,
     Validation,
@@ -33,10 +32,12 @@ from fp8launch.logs.lines import (
 from fp8launch.logs.open_log import open_log
 from fp8launch.logs.table import Collector, IterationTable
 
+Record = TypeVar("Record")
+
 BLOCK = 1 << 19
-# Pieces of a file without newlines: memory stays constant, and no list of pieces is long.
+# A file without newlines is read in pieces, so that memory stays constant.
 LONGEST_PENDING = 1 << 22
-# A probe's line is longer than any other: it names every group of modules.
+# The probe's line is the longest one: it names every group of modules.
 LONGEST_EVIDENCE = 1 << 20
 
 _BAR = b"|"
@@ -71,7 +72,7 @@ class Scan:
 
 
 class Scanner:
-    """Feed it the bytes of a log in pieces of any size; `scan` grows. `finish` takes the last line, complete or not."""
+    """Feed it the bytes of a log in pieces of any size; `scan` grows. `finish` reads the last line, complete or not."""
 
     def __init__(self) -> None:
         self.scan = Scan()
@@ -103,37 +104,39 @@ class Scanner:
         return self.scan
 
     def _block(self, data: bytes, begin: int, end: int) -> None:
-        """Reads whole lines, data[begin:end]: bounds and not a slice, because a copy costs as much as a search."""
-        base = self.scan.size - begin
+        """Read whole lines, data[begin:end]: not as a slice, because a copy takes as long as a search."""
+        scan = self.scan
+        base = scan.size - begin
         self._bars(data, begin, end, base)
-        if self._others and (self._dialect or not len(self.scan.table)):
+        if self._others and (self._dialect or not len(scan.table)):
             self._other_dialects(data, begin, end, base)
-        self._dumps(data, begin, end, base)
-        for offset, line in _lines_with(data, _SAVING, begin, end):
-            number = parse_checkpoint_save(line)
-            if number is not None:
-                self.scan.saves.append(number)
-                self.scan.save_offsets.append(base + offset)
-        for offset, _ in _lines_with(data, _LOADED, begin, end):
-            self.scan.load_offsets.append(base + offset)
+
+        def records(text: bytes, parse: Callable[[str], Record | None]) -> Iterator[tuple[int, Record]]:
+            for offset, line in _lines_with(data, text, begin, end):
+                record = parse(line)
+                if record is not None:
+                    yield base + offset, record
+
+        for offset, line in records(_DUMP, clean):
+            # A line that only quotes the title is not a dump.
+            if line.rstrip().endswith(_TITLE):
+                scan.dumps.append(offset)
+        for offset, number in records(_SAVING, parse_checkpoint_save):
+            scan.saves.append(number)
+            scan.save_offsets.append(offset)
+        scan.load_offsets.extend(offset for offset, _ in records(_LOADED, clean))
+        scan.timers += records(_TIMER, parse_timer)
+        if not len(scan.table) or "tflops_per_gpu" not in scan.table.names:
+            scan.step_times += records(_BRIDGE, parse_step_time)
         for offset, line in _lines_with(data, MARKER, _after_braces(data, begin, end), end, LONGEST_EVIDENCE):
             evidence = parse_evidence(line, base + offset)
             if evidence:
-                self.scan.evidence.append(evidence)
-        for offset, line in _lines_with(data, _TIMER, begin, end):
-            timer = parse_timer(clean(line))
-            if timer:
-                self.scan.timers.append((base + offset, timer))
-        if self._throughput_is_elsewhere():
-            self._step_times(data, begin, end, base)
-        self.scan.size += end - begin
+                scan.evidence.append(evidence)
+        scan.size += end - begin
 
     def _other_dialects(self, data: bytes, begin: int, end: int, base: int) -> None:
-        """Iterations of a program that does not print Megatron's lines; the first dialect that fits is the log's."""
-        dialects = self._others
-        if self._dialect:
-            dialects = (self._dialect,)
-        for dialect in dialects:
+        """Read iterations of a program with its own format; the first dialect that fits is the log's."""
+        for dialect in (self._dialect,) if self._dialect else self._others:
             for offset, line in _lines_with(data, dialect.needle, begin, end):
                 record = dialect.parse(clean(line))
                 if record:
@@ -142,24 +145,8 @@ class Scanner:
             if self._dialect:
                 return
 
-    def _dumps(self, data: bytes, begin: int, end: int, base: int) -> None:
-        for offset, line in _lines_with(data, _DUMP, begin, end):
-            # The dump's own title, not a line that quotes it.
-            if clean(line).rstrip().endswith(_TITLE):
-                self.scan.dumps.append(base + offset)
-
-    def _step_times(self, data: bytes, begin: int, end: int, base: int) -> None:
-        for offset, line in _lines_with(data, _BRIDGE, begin, end):
-            step_time = parse_step_time(line)
-            if step_time:
-                self.scan.step_times.append((base + offset, step_time))
-
-    def _throughput_is_elsewhere(self) -> bool:
-        table = self.scan.table
-        return not len(table) or "tflops_per_gpu" not in table.names
-
     def _bars(self, data: bytes, begin: int, limit: int, base: int) -> None:
-        """Iterations, memory and validation: each has a bar, and `iteration` before the first one."""
+        """Read iterations, memory and validation: their lines have a bar, and `iteration` before the first one."""
         lines: list[bytes] = []
         offsets: list[int] = []
         find, rfind = data.find, data.rfind
@@ -176,7 +163,7 @@ class Scanner:
             elif find(_ELAPSED, at, end) >= 0:
                 first = start
                 if data.startswith(b" [", start):
-                    # Megatron's own line start, ` [time stamp] iteration`, says nothing that is kept.
+                    # Nothing is kept of Megatron's own line start, ` [time stamp] iteration`.
                     stamp = find(b"] iteration ", start, start + 44)
                     if stamp >= 0:
                         first = stamp + 2
@@ -192,24 +179,18 @@ class Scanner:
         self._collector.add(lines, offsets)
 
     def _other(self, offset: int, line: str) -> None:
-        memory = parse_memory(line)
-        if memory:
-            self._memory(memory)
-            return
-        validation = parse_validation(line)
-        if validation:
-            self.scan.validations.append((offset, validation))
-
-    def _memory(self, memory: Memory) -> None:
         peak = self.scan.peak_memory
-        for name, value in memory.values.items():
-            peak[name] = max(value, peak.get(name, 0.0))
+        if memory := parse_memory(line):
+            for name, value in memory.values.items():
+                peak[name] = max(value, peak.get(name, 0.0))
+        elif validation := parse_validation(line):
+            self.scan.validations.append((offset, validation))
 
 
 def _after_braces(data: bytes, begin: int, limit: int) -> int:
-    """From where to look for lines of JSON that begin with MARKER: `limit` where there are none.
+    """Return the offset from which to search for lines of JSON that begin with MARKER, `limit` if there are none.
 
-    One byte is found ten times as fast as a text, and few lines have this one; past a hundred it does not help.
+    One byte is found ten times as fast as a text, and few lines contain a brace; after a hundred it does not help.
     """
     for _ in range(_BRACES):
         at = data.find(_BRACE, begin, limit)
@@ -227,7 +208,7 @@ def _after_braces(data: bytes, begin: int, limit: int) -> int:
 def _lines_with(
     data: bytes, text: bytes, begin: int, limit: int, longest: int = LONGEST_LINE
 ) -> Iterator[tuple[int, str]]:
-    """(start, line) of the lines with a text; of a line that is too long the part around the text."""
+    """Yield (start, line) for the lines with a text, or the part around the text if a line is too long."""
     at = data.find(text, begin, limit)
     while at >= 0:
         start = max(data.rfind(b"\n", begin, at) + 1, begin)
@@ -242,7 +223,7 @@ def _lines_with(
 
 
 def _pieces(data: bytes, start: int, end: int) -> Iterator[bytes]:
-    """The iteration records of a line that is too long: a progress bar's, or of many ranks that wrote into one."""
+    """Yield the iteration records of a line that is too long: of a progress bar, or of many ranks in one line."""
     elapsed = data.find(_ELAPSED, start, end)
     while elapsed >= 0:
         first = max(data.rfind(_ITERATION, start, elapsed), elapsed - LONGEST_LINE // 4, start)
@@ -262,15 +243,15 @@ def scan_stream(stream: BinaryIO) -> Scan:
 
 
 def scan_file(path: Path) -> Scan:
-    """Raises OSError where the file cannot be read."""
+    """Read a log. Raises OSError."""
     with open_log(path) as stream:
         return scan_stream(stream)
 
 
 class LogTail:
-    """Reads a growing log: each `poll` returns the iterations written since the last one.
+    """Reads a growing log: each `poll` returns the iterations since the last call.
 
-    A log that does not exist yet has none. One that became shorter was started anew and is read from its beginning.
+    A log that does not exist yet has none. A log that became shorter was started again, and is read from its beginning.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,38 +1,39 @@
-"""Iteration lines in columns: eight bytes a number, so a million lines stay small, and statistics run over arrays."""
+"""Iteration lines in columns of doubles: a million lines stay small, and statistics run over arrays."""
 
 from __future__ import annotations
 
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fp8launch.logs.field_names import NOT_FINITE, UNITS, field_of, is_health_sign
 from fp8launch.logs.lines import Iteration, parse_iterations
 
 NAN = math.nan
-# The prefixes of `lines.split_prefix`, each with the rank as its only group, and one for lines that have none of them.
+# The prefixes of `log_lines.split_prefix`, each with the rank as its only group, and one for lines without a rank.
 _RANK_PREFIXES = (
     r"^ {0,20}(\d{1,6}): ",
     r"^ {0,20}\[(?:default|rank)(\d{1,6})\]:?",
     r"^(?! {0,20}\d{1,6}: | {0,20}\[(?:default|rank))[^|\n]{0,200}?\[rank-(\d{1,6})/\d{1,6}\]",
 )
 _NO_RANK = r"^(?! {0,20}\d{1,6}: | {0,20}\[(?:default|rank))(?![^|\n]{0,200}\[rank-\d)"
-# A garbled log must neither fill memory with columns nor time with expressions to compile.
+# A garbled log must not fill memory with columns, or take long to compile expressions.
 _MOST_COLUMNS = 100
 _MOST_FORMATS = 64
 _OWN = ("number", "planned", "rank", "offset")
 
 
 class IterationTable:
-    """Columns of equal length. `column(name)` is an array of doubles, NaN where a line did not have the field.
+    """Columns of equal length. `column(name)` is an array of doubles, NaN for lines without the field.
 
-    Beside the fields of `labels` there are `number`, `planned` (of how many iterations), `rank` (NaN without a
-    prefix) and `offset` (bytes from the start of the log to the line).
+    In addition to the fields of `field_names` there are `number`, `planned` (of how many iterations), `rank` (NaN
+    without a prefix) and `offset` (bytes from the start of the log to the line). `more` names further columns, which
+    are always there.
     """
 
-    def __init__(self) -> None:
-        self._columns: dict[str, array[float]] = {name: array("d") for name in _OWN}
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        self._columns: dict[str, array[float]] = {name: array("d") for name in (*_OWN, *more)}
         self._length = 0
 
     def __len__(self) -> int:
@@ -42,9 +43,7 @@ class IterationTable:
         if not -self._length <= row < self._length:
             raise IndexError(row)
         values = {name: column[row] for name, column in self._columns.items() if not math.isnan(column[row])}
-        rank = None
-        if "rank" in values:
-            rank = int(values.pop("rank"))
+        rank = int(values.pop("rank")) if "rank" in values else None
         del values["offset"]
         return Iteration(int(values.pop("number")), int(values.pop("planned")), values, rank)
 
@@ -56,18 +55,36 @@ class IterationTable:
         return tuple(self._columns)
 
     def column(self, name: str) -> array[float]:
-        """The values of a field, one per row; all NaN for a field that no line has."""
+        """Return the values of a field, one per row; all NaN if no line has the field."""
         found = self._columns.get(name)
         if found is None:
             return array("d", [NAN]) * self._length
         return found
 
     def value(self, name: str, row: int) -> float:
-        """One value of a column, NaN where the line did not have the field."""
+        """Return one value of a column, NaN if the line did not have the field."""
         found = self._columns.get(name)
-        if found is None:
-            return NAN
-        return found[row]
+        return NAN if found is None else found[row]
+
+    def names_with(self, prefix: str) -> list[str]:
+        """Return the columns whose names begin with `prefix`, sorted."""
+        return sorted(name for name in self._columns if name.startswith(prefix))
+
+    def columns(self, rows: Sequence[int]) -> dict[str, array[float]]:
+        """Return all columns, cut down to these rows."""
+        if not rows:
+            return {name: array("d") for name in self._columns}
+        first, after = rows[0], rows[0] + len(rows)
+        if list(rows) == list(range(first, after)):
+            # Copying a block is ten times as fast, and most logs have nothing to leave out.
+            return {name: column[first:after] for name, column in self._columns.items()}
+        return {name: array("d", [column[row] for row in rows]) for name, column in self._columns.items()}
+
+    def take(self, rows: Sequence[int]) -> IterationTable:
+        """Return a table of these rows, in this order."""
+        taken = IterationTable(self._columns)
+        taken.extend(self.columns(rows), len(rows))
+        return taken
 
     def append(self, record: Iteration, offset: int) -> None:
         values = {**record.values, "number": record.number, "planned": record.planned, "offset": offset}
@@ -76,7 +93,7 @@ class IterationTable:
         self.extend({name: array("d", [value]) for name, value in values.items()}, 1)
 
     def extend(self, columns: dict[str, array[float]], rows: int) -> None:
-        """Adds `rows` rows; a column that is not given, or was not known before, is filled with NaN."""
+        """Add `rows` rows. Missing values are NaN, also in earlier rows of a new column."""
         gap = array("d", [NAN])
         for name in columns:
             if name not in self._columns and len(self._columns) < _MOST_COLUMNS:
@@ -96,7 +113,7 @@ class IterationTable:
 class LineFormat:
     """The labels of one iteration line, turned into one expression that reads all lines alike in a single call.
 
-    Only a shortcut: whatever it does not match exactly goes through `parse_iterations`, which decides.
+    Only a shortcut: lines that it does not match exactly go to `parse_iterations`, which decides.
     """
 
     def __init__(self, fields: Sequence[str], expression: re.Pattern[str], prefixed: bool) -> None:
@@ -141,7 +158,7 @@ class LineFormat:
         return cls(fields, expression, has_rank)
 
     def read(self, text: str, lines: int) -> dict[str, array[float]] | None:
-        """The columns of `lines` lines, or None unless every one of them has this format."""
+        """Return the columns of `lines` lines; None unless all of them have this format."""
         if "\x1b" in text:
             return None
         rows = self._expression.findall(text)
@@ -154,7 +171,7 @@ class LineFormat:
             return None
         for name, column in columns.items():
             if is_health_sign(name) and not math.isfinite(sum(column)):
-                return None  # `parse_iterations` tells NaN from a value that the line does not have
+                return None  # `parse_iterations` distinguishes NaN from a missing value
         for name in UNITS.keys() & columns.keys():
             ours, factor = UNITS[name]
             columns[ours] = array("d", [factor * value for value in columns.pop(name)])
@@ -171,7 +188,7 @@ def _numbers(cells: tuple[str, ...]) -> array[float]:
 
 
 class Collector:
-    """Lines in, rows of a table out."""
+    """Adds iteration lines to a table."""
 
     def __init__(self, table: IterationTable) -> None:
         self.table = table
@@ -179,15 +196,12 @@ class Collector:
         self._tried = 0
 
     def add(self, lines: list[bytes], offsets: list[int]) -> None:
-        """Reads candidate lines (without newline); those that hold no iteration add nothing."""
+        """Read lines without their newline; lines without an iteration add nothing."""
         if not lines:
             return
         text = b"\n".join(lines).decode("utf-8", "replace")
-        # Where no format holds for long, looking for one costs more than it saves.
-        garbled = self._tried >= _MOST_FORMATS
-        formats = self._formats
-        if garbled:
-            formats = formats[:1]
+        # If no format lasts for long, searching for one costs more than it saves.
+        formats = self._formats[:1] if self._tried >= _MOST_FORMATS else self._formats
         for known in formats:
             columns = known.read(text, len(lines))
             if columns:
@@ -207,7 +221,7 @@ class Collector:
         for record in records:
             self.table.append(record, offset)
         if any(NOT_FINITE in record.values for record in records):
-            return  # not how most lines look
+            return  # most lines have another format
         if len(records) != 1 or self._tried >= _MOST_FORMATS or any(known.read(line, 1) for known in self._formats):
             return
         self._tried += 1

@@ -1,6 +1,6 @@
 """A GPT model and its division over GPUs, read from Megatron's arguments.
 
-Arguments are keyed by Megatron's attribute name (dest), as in its dump; what is missing has Megatron's default.
+Arguments are keyed by Megatron's attribute name (dest), as in its dump; a missing argument has Megatron's default.
 Supported are dense, MoE, multi-latent-attention, multi-token-prediction and hybrid (Mamba-2) models.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fp8launch.megatron.flops import is_counted
 from fp8launch.megatron.model_arithmetic import (
     LONGEST_LAYOUT,
     MOST_LAYERS,
@@ -33,17 +32,18 @@ from fp8launch.megatron.model_arithmetic import (
     query_groups,
     virtual_stages,
     whole,
+    why_not_counted,
 )
 
-# A layer is written with the symbols of its parts in Megatron's hybrid patterns: a transformer's has two, attention and
-# an MLP, a hybrid's one.
+# A layer is written with the symbols of Megatron's hybrid patterns: a layer of a transformer has two parts, attention
+# and an MLP, and a layer of a hybrid one.
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 DENSE_LAYER, EXPERT_LAYER = ATTENTION + MLP, ATTENTION + EXPERTS
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The MoE layers: routed experts with their width, how many a token visits, and the shared expert's width."""
+    """The MoE layers: number and width of routed experts, experts per token, and the width of the shared expert."""
 
     count: int
     ffn: int
@@ -55,8 +55,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a model. `kinds[i]` are the parts of layer i, `mtp_kinds` those of the layers of one MTP depth;
-    `mtp_repeated` says whether all depths share their weights. `norm` is the number of weights per channel of a norm;
+    """Sizes of a model. `kinds[i]` are the parts of layer i, `mtp_kinds` the parts of each layer of one MTP depth;
+    `mtp_repeated` says whether all depths share their weights. `norm` is a norm's number of weights per channel;
     `positions` is the length of a learned position embedding, 0 for rotary ones."""
 
     layers: int
@@ -85,22 +85,22 @@ class Architecture:
     mamba: Mamba | None = None
 
     def experts_of(self, kind: str) -> Experts | None:
-        """The experts of a layer of this kind."""
+        """Return the experts of a layer of this kind; None if it has none."""
         return self.experts if EXPERTS in kind else None
 
     def mtp_blocks(self, depths: int) -> int:
-        """How many MTP blocks with weights of their own so many depths have."""
+        """Return how many MTP blocks with separate weights `depths` MTP depths have."""
         return min(depths, 1) if self.mtp_repeated else depths
 
     @property
     def first_outputs(self) -> int:
-        """Outputs of an MLP's first matrix for each channel of its width: with a gated activation two."""
+        """Return the outputs of an MLP's first matrix per channel of its width: two with a gated activation."""
         return 2 if self.gated else 1
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a model is divided. `data` is data x context parallel for dense weights, `expert_data` that of experts."""
+    """How a model is divided. `data` is data x context parallelism for dense weights, `expert_data` for experts."""
 
     tp: int = 1
     pp: int = 1
@@ -114,11 +114,11 @@ class Division:
 
     @property
     def replicas(self) -> int:
-        """How many times the model is there, each time for other sequences."""
+        """The number of copies of the model, each of which processes different sequences."""
         return max(self.data // self.cp, 1)
 
     def own_tokens(self, tokens: float) -> float:
-        """Those of `tokens` that one rank holds where sequence parallelism divides them."""
+        """Return how many of `tokens` a rank holds between layers, where sequence parallelism divides them."""
         if self.sequence_parallel:
             return tokens / self.tp
         return tokens
@@ -136,7 +136,7 @@ class Chunk:
 
     @property
     def around(self) -> Chunk:
-        """The same without its decoder layers."""
+        """Return the chunk without its decoder layers."""
         return Chunk((), self.mtp, self.embedding, self.output, self.final_norm)
 
 
@@ -149,7 +149,7 @@ class DividedModel(NamedTuple):
 
 
 def divided_model(args: Arguments, world: int) -> DividedModel | None:
-    """The model of `args` on `world` GPUs; None if it is not counted here, or its layers do not divide as asked."""
+    """Return the model of `args` on `world` GPUs; None if it is not counted or cannot be divided as stated."""
     model = architecture(args)
     if model is None:
         return None
@@ -161,14 +161,16 @@ def divided_model(args: Arguments, world: int) -> DividedModel | None:
 
 
 def architecture(args: Arguments) -> Architecture | None:
-    """The model that `args` describe; None if a needed size is missing or the model is of a kind not counted here."""
+    """Return the model that `args` describe; None if a size is missing or this kind of model is not counted."""
     hidden, layers, heads = whole(args, "hidden_size"), layer_count(args), whole(args, "num_attention_heads")
     vocab, seq_length = padded_vocab_size(args), whole(args, "seq_length")
     hybrid = hybrid_layers(args)
     mtp = whole(args, "mtp_num_layers") or 0
     if hybrid:
         mtp = hybrid.depths
-    if not (hidden and layers and heads and vocab and seq_length) or layers + mtp > MOST_LAYERS or not is_counted(args):
+    if not (hidden and layers and heads and vocab and seq_length) or layers + mtp > MOST_LAYERS:
+        return None
+    if why_not_counted(args) is not None:
         return None
     if hybrid:
         kinds: tuple[str, ...] | None = tuple(hybrid.decoder)
@@ -241,7 +243,7 @@ def _experts(args: Arguments) -> Experts | None:
 
 
 def division(args: Arguments, world: int) -> Division:
-    """How `args` divide `world` GPUs; sizes that do not divide give the nearest smaller whole group."""
+    """Return how `args` divide `world` GPUs. Sizes that do not divide are rounded down to whole groups."""
     tp, pp, ep = (whole(args, f"{kind}_model_parallel_size") or 1 for kind in ("tensor", "pipeline", "expert"))
     etp = expert_tensor_size(args)
     return Division(
@@ -253,18 +255,18 @@ def division(args: Arguments, world: int) -> Division:
         etp=etp,
         data=max(world // (tp * pp), 1),
         expert_data=max(world // (etp * ep * pp), 1),
-        # Megatron switches it off where there is nothing to divide.
+        # Megatron switches it off without tensor parallelism.
         sequence_parallel=bool(args.get("sequence_parallel")) and tp > 1,
     )
 
 
 def microbatches(args: Arguments, split: Division, global_batch: int) -> int:
-    """Micro batches of a step on each replica; at least one, also where the batch does not divide."""
+    """Return the micro batches per step of each replica; at least one, even if the batch does not divide."""
     return max(global_batch // ((whole(args, "micro_batch_size") or 1) * split.replicas), 1)
 
 
 def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple[Chunk, ...], ...] | None:
-    """The chunks of every pipeline rank, in order; None where the layers do not divide as asked."""
+    """Return the chunks of every pipeline rank, in order; None if the layers cannot be divided as the arguments say."""
     layout = args.get("pipeline_model_parallel_layout")
     counts: Sequence[tuple[int, int]] | None
     hybrid = hybrid_layers(args)
@@ -285,16 +287,16 @@ def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple
     return _pipeline(tuple(counts), model.layers, bool(model.mtp), split.pp)
 
 
-# A search for layouts asks for the same few pipelines thousands of times.
+# A search for layouts needs the same few pipelines thousands of times.
 @functools.lru_cache(maxsize=256)
 def _pipeline(counts: Sequence[tuple[int, int]], depth: int, has_mtp: bool, pp: int) -> tuple[tuple[Chunk, ...], ...]:
-    """The chunks of every pipeline rank, from the layers and MTP layers of each chunk."""
+    """Return the chunks of every pipeline rank from the layers and MTP layers of each chunk."""
     chunks, at = [], 0
     last = len(counts) - 1
     for i, (layers, mtp) in enumerate(counts):
         numbers = tuple(range(at, at + layers))
         at += layers
-        # With MTP layers the decoder's norm comes before them, else before the output.
+        # The final norm of the decoder comes before the MTP layers, or else before the output.
         norm = i == last
         if has_mtp:
             norm = at == depth and layers > 0
@@ -303,7 +305,7 @@ def _pipeline(counts: Sequence[tuple[int, int]], depth: int, has_mtp: bool, pp: 
 
 
 def _even_counts(args: Arguments, model: Architecture, split: Division) -> list[tuple[int, int]] | None:
-    """Layers and MTP layers of each chunk, in the order of the pipeline, without a stated layout."""
+    """Return layers and MTP layers of each chunk, in pipeline order, for a model without a stated layout."""
     first = whole(args, "decoder_first_pipeline_num_layers")
     last = whole(args, "decoder_last_pipeline_num_layers")
     if split.pp * split.vp > LONGEST_LAYOUT:

@@ -1,8 +1,7 @@
-"""Values of Megatron's flags to the words of an argument list, and a word back to its value.
+"""Convert values of Megatron's flags to the words of an argument list, and back.
 
 Values are keyed by the flag's canonical name (`Flag.name`). True is a bare flag, a number or text is a value, a list
-is several values, None means "not given". The rules are those of argparse and of the types in Megatron's parser.
-`argv` reads whole argument lists.
+is several values, None means "not given". The rules follow argparse and the types in Megatron's parser.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from fp8launch.megatron.schema import Flag, FlagSchema, normalize
 Scalar = bool | int | float | str
 FlagValue = Scalar | list[Scalar] | None
 
-# What every argparse takes for a negative number rather than for an option.
+# Words that argparse reads as a negative number instead of an option.
 NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 
 
 class InvalidValue(ValueError):
-    """A text that the flag's type does not accept; the message says what it does accept."""
+    """A text that the type of a flag does not accept; the message says what the type accepts."""
 
 
 class Argument(NamedTuple):
-    """One flag of an argument list: its canonical name, and the words that stand for it, its spelling first."""
+    """One flag of an argument list: its canonical name, and its words, of which the first is the flag as written."""
 
     flag: str
     words: tuple[str, ...]
 
 
 def words_of(arguments: Iterable[Argument]) -> tuple[str, ...]:
-    """The argument list that these flags make up, word by word."""
+    """Return the words of these flags."""
     return tuple(word for argument in arguments for word in argument.words)
 
 
 def emit_arguments(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple[Argument, ...]:
-    """The arguments for Megatron, flag by flag, in the order of `values`, in which `check_values` found no problem."""
+    """Return the arguments for Megatron in the order of `values`, which `check_values` has accepted."""
     found = []
     for name, value in values.items():
         if value is not None:
@@ -49,7 +48,7 @@ def emit_arguments(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple
 
 
 def as_parsed(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, FlagValue]:
-    """Valid `values` by canonical name, each of the type that Megatron's parser would give it: an `lr` of 1 is 1.0."""
+    """Return valid values by canonical name, with the types of Megatron's parser: an `lr` of 1 is 1.0."""
     found: dict[str, FlagValue] = {}
     for name, value in values.items():
         if value is None:
@@ -65,9 +64,9 @@ def as_parsed(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, 
 
 
 def attributes(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str, FlagValue]:
-    """Values by the attribute of Megatron's arguments that they set (dest), as Megatron's parser stores them.
+    """Return values by the attribute that they set (dest), as Megatron's parser stores them.
 
-    Takes values by canonical name that are typed already: those of `parse_argv` or `as_parsed`.
+    Takes typed values by canonical name, as `as_parsed` returns them.
     """
     found: dict[str, FlagValue] = {}
     for name, value in values.items():
@@ -80,9 +79,9 @@ def attributes(values: Mapping[str, FlagValue], schema: FlagSchema) -> dict[str,
 
 
 def _setting(name: str, value: FlagValue, schema: FlagSchema) -> tuple[Flag, FlagValue]:
-    """The flag that an argument list has for `name: value`, and its value there.
+    """Return the flag of an argument list for `name: value`, and its value.
 
-    `false` for a bare flag is said by its opposite, which is a flag of its own unless the two are one `boolean` pair.
+    `false` for a bare flag needs the opposite flag, unless the two are one `boolean` pair.
     """
     flag = schema.find(name)
     assert flag is not None, name
@@ -113,7 +112,7 @@ def _texts(flag: Flag, value: Scalar | list[Scalar]) -> list[str]:
 
 
 def convert(flag: Flag, text: str) -> FlagValue:
-    """One value as argparse would convert it, then held against the choices. Raises `InvalidValue`."""
+    """Convert one value like argparse, and check it against the choices. Raises `InvalidValue`."""
     value = _CONVERT[flag.type or "str"](text)
     if flag.choices is not None and value not in flag.choices:
         raise InvalidValue(f"has no choice {text!r}; choices are {', '.join(map(str, flag.choices))}")
@@ -142,7 +141,7 @@ def _ints(text: str) -> FlagValue:
 
 
 def _pattern(text: str) -> int | str:
-    """A whole number, or a list expression of numbers, lists, + and *, kept as text. Raises `InvalidValue`."""
+    """Return a whole number, or the text of a list expression of numbers, lists, + and *. Raises `InvalidValue`."""
     if "[" not in text:
         return _int(text)
     refusal = f"needs a whole number or a list expression such as ([0]*3+[1])*8, not {text!r}"
@@ -156,7 +155,7 @@ def _pattern(text: str) -> int | str:
 
 
 def _kind(node: ast.expr) -> type:
-    """The type that a pattern evaluates to, without evaluating it (`[0]*9999999999` would take the memory)."""
+    """Return the type of a pattern's value without evaluating it (`[0]*9999999999` would exhaust the memory)."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return int
     if isinstance(node, (ast.List, ast.Tuple)):
@@ -176,7 +175,7 @@ def _kind(node: ast.expr) -> type:
     raise TypeError("not a list expression")
 
 
-# `bool` is Python's own, applied to the text: Megatron has one such flag, and there every text but "" is true.
+# Megatron has one flag with Python's own `bool` as its type, for which every text but "" is true.
 _CONVERT: Mapping[str, Callable[[str], FlagValue]] = {
     "str": str,
     "int": _int,
@@ -188,18 +187,18 @@ _CONVERT: Mapping[str, Callable[[str], FlagValue]] = {
 
 
 def spelling_of(flag: Flag, name: str) -> str:
-    """The positive spelling; a name given with its `no_` prefix keeps it."""
+    """Return the positive spelling, or the negative one for a name with the prefix `no_`."""
     key = normalize(name)
     return next((option for option in flag.options if normalize(option) == key), flag.options[0])
 
 
 def takes_words(flag: Flag) -> bool:
-    """Whether the flag takes several values none of which can hold a space: numbers, or words of a list of choices."""
+    """Return whether a flag takes several values that cannot contain spaces: numbers, or words of a list of choices."""
     return flag.nargs is not None and (flag.type in ("int", "float") or flag.choices is not None)
 
 
 def items_of(flag: Flag, value: Scalar | list[Scalar]) -> list[Scalar | list[Scalar]]:
-    """The values that become a word each. `"2 2"` is two where no value can hold a space."""
+    """Return the values that become one word each. `"2 2"` is two values if values cannot contain spaces."""
     if flag.nargs is None or not isinstance(value, (list, str)):
         return [value]
     if isinstance(value, list):
@@ -210,7 +209,7 @@ def items_of(flag: Flag, value: Scalar | list[Scalar]) -> list[Scalar | list[Sca
 
 
 def text_of(flag: Flag, value: Scalar | list[Scalar]) -> str:
-    """The word that Megatron reads back as this value."""
+    """Return the word that Megatron reads as this value."""
     if isinstance(value, list):
         joined = ",".join(map(str, value))
         if flag.type == "ints":
@@ -224,9 +223,9 @@ def text_of(flag: Flag, value: Scalar | list[Scalar]) -> str:
 
 
 def _float_text(value: float) -> str:
-    """The shortest text of the float, as a person would write it: 1e-5 for Python's 1e-05."""
+    """Return the shortest text of a float: 1e-5 for Python's 1e-05."""
     if value < 0 and "e" in repr(value):
-        # argparse takes -1e-5 for an option, but not a plain decimal.
+        # argparse reads -1e-5 as an option, but a plain decimal as a number.
         return format(Decimal(repr(value)), "f")
     return re.sub(r"e([+-])0+(?=\d)", r"e\1", repr(value)).replace("e+", "e")
 

@@ -1,4 +1,4 @@
-"""The cost of a run: floating-point operations, tokens, and GPU-hours for a throughput that is known or predicted."""
+"""The cost of a run: floating-point operations, tokens, and GPU-hours at a known or predicted throughput."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fp8launch.megatron.model_arithmetic import Arguments, whole
 
 @dataclass(frozen=True)
 class Throughput:
-    """Tokens per second and GPU, and on what that rests. `known` is false for a prediction."""
+    """A throughput in tokens/s/GPU and its basis. `known` is false for a prediction."""
 
     tokens_per_s_per_gpu: float
     basis: str
@@ -19,7 +19,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a run on `gpus` GPUs; what rests on an unknown throughput or length is None."""
+    """The cost of a run on `gpus` GPUs. Values that need an unknown throughput or length are None."""
 
     gpus: int
     flops_per_token: float | None
@@ -49,7 +49,7 @@ class Cost:
 
 
 def cost(args: Arguments, gpus: int, global_batch: int, throughput: Throughput | None = None) -> Cost:
-    """The cost of a run with `args` (by Megatron's attribute name) at a throughput."""
+    """Return the cost of a run with `args` (by Megatron's attribute name) at a throughput."""
     sequence = whole(args, "seq_length") or 0
     steps = whole(args, "train_iters")
     if steps is None and (samples := whole(args, "train_samples")):

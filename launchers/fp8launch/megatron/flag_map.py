@@ -1,7 +1,7 @@
-"""The Megatron flag that each field of a recipe's sections sets: the one table that translation and import share.
+"""The Megatron flag that each field of a recipe's sections sets, for translation and import.
 
-Only fields that set one flag by their own value are here, and the named choices that stand for a fixed set of flags.
-What depends on more than one field is code, in `engines/megatron_lm/engine.py`.
+The map only has fields whose value becomes the value of one flag, and named choices that stand for a fixed set of
+flags. Flags that depend on several fields are set by code in `engines/megatron_lm/engine.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 Path: TypeAlias = "tuple[str, ...]"
 
-# Section to field to flag, in the order in which the arguments are written.
+# Section to field to flag, in the order of the arguments.
 FIELDS: Mapping[Path, Mapping[str, str]] = {
     ("batch",): {"micro": "micro_batch_size", "global": "global_batch_size", "sequence": "seq_length"},
     ("train",): {"iterations": "train_iters", "lr": "lr", "min_lr": "min_lr", "warmup": "lr_warmup_iters"},
@@ -48,7 +48,7 @@ def _megatron_fsdp(strategy: str) -> dict[str, bool | str]:
     }
 
 
-# Named choices: the field's value sets these flags together.
+# Fields whose value sets several flags.
 CHOICES: Mapping[Path, Mapping[str, Mapping[str, bool | str]]] = {
     ("parallel", "fsdp"): {
         "torch_fsdp2": {"use_torch_fsdp2": True, "ckpt_format": "torch_dist"},
@@ -62,7 +62,7 @@ CHOICES: Mapping[Path, Mapping[str, Mapping[str, bool | str]]] = {
     },
 }
 
-# What describes the model and nothing else: the flags that a recipe keeps under `model:`.
+# The flags that describe the model, which a recipe keeps under `model:`.
 MODEL_FLAGS = frozenset(
     """
     num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention num_query_groups kv_channels

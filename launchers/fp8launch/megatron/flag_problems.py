@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from difflib import SequenceMatcher
 
-from fp8launch.diagnostics import Problem, nearest
+from fp8launch.diagnostics import Problem, UserError, nearest
 from fp8launch.megatron.arguments import (
     FlagValue,
     InvalidValue,
     Scalar,
     convert,
+    emit_arguments,
     items_of,
     looks_like_option,
     spelling_of,
     text_of,
+    words_of,
 )
 from fp8launch.megatron.schema import Flag, FlagSchema, normalize, other_names, supported_versions, versions_with
 from fp8launch.wording import joined
 
-# Finding the nearest name takes milliseconds, and nobody reads more of these.
+# Finding the nearest name takes milliseconds, and nobody reads more messages of this kind.
 MOST_UNKNOWN = 50
 
 
 def check_values(
     values: Mapping[str, FlagValue], schema: FlagSchema, where: Callable[[str], str | None] = lambda name: None
 ) -> list[Problem]:
-    """Everything in `values` that Megatron's parser would refuse or that cannot be said in an argument list.
+    """Return everything in `values` that Megatron's parser would refuse or that an argument list cannot express.
 
-    `where` gives the place of a name of `values`, as the problem shall show it.
+    `where` returns the place of a name in `values`, as shown in the problem.
     """
     problems: list[Problem] = []
     used: dict[str, str] = {}
@@ -55,7 +59,7 @@ def check_values(
 def _refusals(
     flag: Flag, name: str, value: Scalar | list[Scalar], schema: FlagSchema
 ) -> Iterator[tuple[str, str | None]]:
-    """The problem with a value, and its fix."""
+    """Return the problem of a value, and its fix."""
     if not flag.takes_value:
         if not isinstance(value, bool):
             yield f"is a bare flag and takes no value, got {value!r}", "write true, or null to remove it"
@@ -104,19 +108,12 @@ def _item_refusals(flag: Flag, item: Scalar | list[Scalar]) -> Iterator[tuple[st
 
 
 def wrong_value(flag: Flag, message: str, where: str | None, fix: str | None = None) -> Problem:
-    """A value that the flag does not take; `message` continues the flag's name."""
+    """Return the problem of a value that a flag does not accept; `message` continues the name of the flag."""
     return Problem("error", "flag-value", f"{flag.options[0]} {message}", where, fix)
 
 
-def stray_word(word: str) -> Problem:
-    """A word that belongs to no flag."""
-    return Problem(
-        "error", "flag-stray", f"{word!r} is not the value of any flag", None, "remove it, or write its flag"
-    )
-
-
 def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
-    """Says which versions have the flag, its name in this one, or the nearest valid name."""
+    """Return the versions that have the flag, its name in this version, or the nearest valid name."""
     key = normalize(name)
     option = "--" + key.replace("_", "-")
     if schema.find(key) is not None:
@@ -130,7 +127,7 @@ def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
         message += f"; {joined(elsewhere)} of the supported {joined(supported_versions())} {have} it"
     renamed = other_names(key, schema)
     setting = schema.setting(key)
-    guess = nearest(key, (flag.name for flag in schema.flags() if not flag.deprecated))
+    guess = _similar_flag(key, schema)
     fix = None
     if renamed:
         fix = f"use {joined([flag.options[0] for flag in renamed], 'or')}, its name in {schema.minor}"
@@ -141,7 +138,43 @@ def unknown_flag(name: str, schema: FlagSchema, where: str | None) -> Problem:
     return Problem("error", "flag-unknown", message, where, fix)
 
 
+def _similar_flag(key: str, schema: FlagSchema) -> str | None:
+    """Return the flag that `key` may be a typing error for; None if the nearest name means something else.
+
+    Each word must resemble the word in the same place, and digits must agree: `ademamix_beta3` is not `adam_beta2`.
+    """
+    guess = nearest(key, (flag.name for flag in schema.flags() if not flag.deprecated))
+    if guess is None:
+        return None
+    if key.replace("_", "") == guess.replace("_", ""):
+        return guess
+    theirs, ours = key.split("_"), guess.split("_")
+    if len(theirs) != len(ours) or not all(map(_similar_words, theirs, ours)):
+        return None
+    return guess
+
+
+def _similar_words(one: str, other: str) -> bool:
+    if re.findall(r"\d", one) != re.findall(r"\d", other):
+        return False
+    short, long = sorted((one, other), key=len)
+    if len(short) >= 3 and long.startswith(short):
+        return True
+    return SequenceMatcher(None, one, other).ratio() >= 0.75
+
+
 def more_unknown_flags(count: int, schema: FlagSchema, where: str | None) -> Problem:
-    """The unknown flags beyond MOST_UNKNOWN, in one problem."""
+    """Return one problem for the unknown flags beyond MOST_UNKNOWN."""
     message = f"{count} more names are no flags of Megatron-Core {schema.minor}"
     return Problem("error", "flag-unknown", message, where, "pass only Megatron's arguments")
+
+
+def emit_argv(values: Mapping[str, FlagValue], schema: FlagSchema) -> tuple[str, ...]:
+    """Return the argument list for Megatron in the order of `values`.
+
+    Raises `UserError` with everything that `check_values` finds, so that nothing is left out silently.
+    """
+    problems = check_values(values, schema)
+    if problems:
+        raise UserError(problems)
+    return words_of(emit_arguments(values, schema))

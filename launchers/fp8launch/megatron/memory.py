@@ -1,8 +1,8 @@
-"""Memory of one GPU in training, by term: what fits, before a job waits for it.
+"""The memory that training needs on one GPU, by term.
 
-`estimate` gives what PyTorch will report as its highest allocation and what the device must have beside it. Terms say
-how well they are known: `exact` follows from sizes alone, `calibrated` holds a factor measured on H200, `reserve` is a
-stated allowance. docs/memory.md compares with real runs.
+`estimate` predicts the peak that PyTorch will report, and what the device needs on top of it. Each term states how well
+it is known: `exact` terms follow from sizes alone, `calibrated` terms contain a factor that was measured on an H200,
+and `reserve` terms are fixed allowances. benchmarks/h200/memory.md compares estimates with real runs.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from functools import cached_property
 from typing import Literal
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.megatron.activations import FP32, LayerMemory, in_flight, layer_memory
-from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
-from fp8launch.megatron.dtype_sizes import (
-    PrecisionSizes,
+from fp8launch.megatron.activations import (
+    LayerMemory,
+    in_flight,
+    layer_memory,
     offloaded_layers,
-    precision,
     recomputed_layers,
     recomputed_modules,
     saving,
 )
-from fp8launch.megatron.layer_kinds import LayerKind, decoder_kinds, mtp_kinds
+from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
+from fp8launch.megatron.dtype_sizes import FP32, LayerKind, PrecisionSizes, decoder_kinds, mtp_kinds, precision
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import Weight, layer_weights, parameter_count, stage_weights
 
 MIB = 2**20
 
-# Calibrated: workspaces of cuBLAS and Transformer Engine, with everything else small that stays allocated.
+# Calibrated: workspaces of cuBLAS and Transformer Engine, and other small allocations that stay.
 WORKSPACE = 100 * MIB
-# Stated, not measured: CUDA context, kernels of the libraries, NCCL's channels.
+# Allowances that were not measured: CUDA context, kernels of the libraries, NCCL's channels.
 CONTEXT = 1024 * MIB
 NCCL = 512 * MIB
-# Stated: what the allocator cannot use for its pieces being apart; 1.0 and 1.7 % were reserved beyond the peak in the
-# measured runs with expandable segments.
+# Allowance for memory that the allocator reserves and cannot use: 1.0 and 1.7 % of the peak in the measured runs with
+# expandable segments.
 FRAGMENTATION = 0.015
-# Closer than this to what the GPU has, an allocator under pressure slows the run or ends it: measured, a run at 97 %
-# ran 12 % slower for a while and then out of memory.
-TIGHT = 0.94
+# A run fits if it needs at most this share of the device. Above it an allocator under pressure slows the run down or
+# ends it: a measured run at 97 % was 12 % slower for a while, and then ran out of memory. `estimate`, `check` and
+# `plan` all use this limit.
+LIMIT = 0.94
 
-# Runs without a pipeline and experts on Hopper were measured and agree to 0.1 %. The rest follows from the same sizes,
-# but from Megatron's schedules and measured single layers only.
+# Runs on Hopper without a pipeline and experts were measured and agree to 0.1 %. Other runs are derived from the same
+# sizes, from Megatron's schedules and from measured single layers.
 MEASURED_UNCERTAINTY = 0.02
 DERIVED_UNCERTAINTY = 0.05
 # No run with Mamba layers was measured.
@@ -55,7 +56,7 @@ Certainty = Literal["exact", "calibrated", "reserve"]
 
 @dataclass(frozen=True)
 class Term:
-    """One part of the memory: bytes, how well it is known, and what it consists of."""
+    """One part of the memory: its bytes, how well it is known, and its content."""
 
     name: str
     bytes: float
@@ -69,10 +70,10 @@ def _bytes(terms: Iterable[Term]) -> float:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The fullest GPU of a run, one of pipeline stage `stage` of `stages`, counted from 0.
+    """The memory of the fullest GPU of a run, which belongs to pipeline stage `stage` of `stages`, counted from 0.
 
-    `terms` add up to `total`, what the device should have; those that are no reserve to `peak`, what PyTorch reports as
-    max allocated. `uncertainty` is the fraction by which `peak` may be off.
+    All terms add up to `total`, the memory that the device should have. Without the reserves they add up to `peak`,
+    which PyTorch reports as max allocated. `uncertainty` is the fraction by which `peak` may be off.
     """
 
     stage: int
@@ -88,19 +89,29 @@ class MemoryEstimate:
     def total(self) -> float:
         return _bytes(self.terms)
 
+    def fits(self, gpu: Gpu) -> bool:
+        """Return whether the total is within the limit of the device. A device of unknown size fits everything."""
+        return not gpu.memory_gib or self.total <= usable_bytes(gpu)
+
     @property
     def least(self) -> float:
-        """The least memory that the device must have: the peak, should it be overestimated, and the CUDA context."""
+        """The least memory that the device must have: the smallest probable peak, and the CUDA context."""
         return self.peak * (1 - self.uncertainty) + CONTEXT
 
 
-def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> MemoryEstimate | None:
-    """Memory of the fullest GPU.
+def usable_bytes(gpu: Gpu) -> float:
+    """Return the bytes of a GPU that a run may need at most to fit."""
+    return LIMIT * gpu.memory_gib * 1024 * MIB
 
-    `args` are Megatron's arguments by attribute name, `world` the number of GPUs, `microbatches` those of a step on
-    each pipeline. None for a model that is not counted, or whose layers do not divide as asked.
+
+def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> MemoryEstimate | None:
+    """Estimate the memory of the fullest GPU.
+
+    `args` are Megatron's arguments by attribute name, `world` is the number of GPUs, and `microbatches` the number of
+    micro batches that each pipeline processes in a step. Return None for a model that is not counted, or whose layers
+    cannot be divided as the arguments say.
     """
-    # Asked for a few thousand times below; what is given and what is default may come as one mapping over another.
+    # `args` is read a few thousand times below, and may be a slow chain of mappings.
     args = dict(args)
     divided = divided_model(args, world)
     if divided is None:
@@ -115,7 +126,7 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     found: dict[tuple[object, ...], MemoryEstimate] = {}
     for rank, own in enumerate(pipeline):
         content = tuple(_content(run, chunk) for chunk in own)
-        # Of stages that hold the same, the first one has the most micro batches in flight.
+        # Among stages with the same content, the first one has the most micro batches in flight.
         if content not in found:
             found[content] = MemoryEstimate(rank, split.pp, uncertainty, _stage(run, rank, own))
     return max(found.values(), key=lambda estimate: estimate.total)
@@ -124,7 +135,7 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
 def offloaded_bytes(
     args: Arguments, model: Architecture, split: Division, formats: PrecisionSizes, chunks: Sequence[Chunk]
 ) -> float:
-    """Bytes of a micro batch's activations that wait in the host's memory."""
+    """Return the bytes of activations of one micro batch that are offloaded to host memory."""
     number = offloaded_layers(args)
     if not number:
         return 0.0
@@ -133,7 +144,7 @@ def offloaded_bytes(
 
 
 def _content(run: _Run, chunk: Chunk) -> tuple[object, ...]:
-    """What chunks of the same memory have in common: kinds of layers, and what comes before and after them."""
+    """Return what determines the memory of a chunk: kinds of layers, and what comes before and after them."""
     return _kinds(run, chunk), chunk.mtp, chunk.embedding, chunk.output, chunk.final_norm
 
 
@@ -142,7 +153,7 @@ def _kinds(run: _Run, chunk: Chunk) -> tuple[LayerKind, ...]:
 
 
 def _all_kinds(run: _Run, chunk: Chunk) -> tuple[LayerKind, ...]:
-    """The kinds of a chunk's layers, MTP layers last."""
+    """Return the kinds of a chunk's layers, MTP layers last."""
     return _kinds(run, chunk) + run.mtp_kinds * chunk.mtp
 
 
@@ -188,7 +199,7 @@ class _Run:
 
     @cached_property
     def chunks(self) -> dict[object, tuple[float, float]]:
-        """The memory of virtual stages by their layers, as they are asked for: most of them are alike."""
+        """A cache of the memory of virtual stages by their layers, because most stages are alike."""
         return {}
 
     @cached_property
@@ -206,14 +217,14 @@ class _Run:
 
 
 def _data_ranks(run: _Run, weight: Weight) -> int:
-    """The data parallel ranks that hold the same weight."""
+    """Return the number of data parallel ranks that hold the same weight."""
     if weight.kind == "expert":
         return run.split.expert_data
     return run.split.data
 
 
 def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
-    """The terms of one pipeline stage at its fullest moment."""
+    """Return the terms of one pipeline stage at its fullest moment."""
     weights = _weights(run, chunks)
     tied = run.model.tied and any(chunk.embedding and chunk.output for chunk in chunks)
     states = [*_states(run, weights), *_workspaces(run, weights, tied)]
@@ -230,7 +241,7 @@ def _stage(run: _Run, rank: int, chunks: Sequence[Chunk]) -> tuple[Term, ...]:
 
 
 def _weights(run: _Run, chunks: Sequence[Chunk]) -> list[Weight]:
-    """The weights of a pipeline stage. Layers that hold the same, in the same formats, are counted once."""
+    """Return the weights of a pipeline stage. Equal layers are computed once and multiplied."""
     alike: Counter[LayerKind] = Counter()
     for chunk in chunks:
         alike.update(_kinds(run, chunk))
@@ -242,7 +253,7 @@ def _weights(run: _Run, chunks: Sequence[Chunk]) -> list[Weight]:
 
 
 def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
-    """Weights, their quantized copies, gradients and optimizer states."""
+    """Return the terms of weights, their quantized copies, gradients and optimizer states."""
     formats = run.precision
     held = copied = gradients = optimizer = 0.0
     shards_copies = bool(run.sharding) and not run.on("keep_fp8_transpose_cache")
@@ -281,7 +292,7 @@ def _states(run: _Run, weights: Sequence[Weight]) -> list[Term]:
 
 
 def _gathered_units(run: _Run) -> float:
-    """Two layers whole, with their gradients, and the larger of embedding and output beside them."""
+    """Return the bytes of two gathered layers with their gradients, and of the vocabulary's weight."""
     model, split = run.model, run.split
     layer = 0.0
     for kind in set(model.kinds):
@@ -291,9 +302,9 @@ def _gathered_units(run: _Run) -> float:
 
 
 def _update(run: _Run, weights: Sequence[Weight]) -> list[Term]:
-    """What the optimizer's step holds in place of activations, all in fp32.
+    """Return the terms of the optimizer's step, which are allocated in place of activations, all in fp32.
 
-    Copies of 16-bit gradients where it does not read them as they are; and states that are stored under a scale, which
+    They are copies of 16-bit gradients, unless the optimizer reads these directly, and states with a scale, which
     Transformer Engine's FusedAdam unscales for all weights at once (pytorch/optimizers/fused_adam.py, step).
     """
     formats = run.precision
@@ -312,9 +323,9 @@ def _update(run: _Run, weights: Sequence[Weight]) -> list[Term]:
 
 
 def _workspaces(run: _Run, weights: Sequence[Weight], tied: bool) -> list[Term]:
-    """Buffers that stay: with fused accumulation one unused gradient for each distinct shape of a weight.
+    """Return the terms of permanent buffers. Fused accumulation keeps an unused gradient per weight shape.
 
-    Where the output layer uses the embedding's weight (`tied`), its unused gradient waits for the embedding's.
+    If the output layer shares the embedding's weight (`tied`), its gradient waits for the embedding's gradient.
     """
     kinds = ["linear", "expert", "output"]
     if tied:
@@ -330,7 +341,7 @@ def _workspaces(run: _Run, weights: Sequence[Weight], tied: bool) -> list[Term]:
 
 
 def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
-    """Activations at the moment when forward and backward passes need the most."""
+    """Return the terms of activations at the fullest moment of forward and backward passes."""
     kept, work = zip(*(_chunk(run, chunk) for chunk in chunks), strict=True)
     group = whole(run.args, "microbatch_group_size_per_vp_stage")
     extra = int(run.on("overlap_moe_expert_parallel_comm"))
@@ -354,7 +365,7 @@ def _passes(run: _Run, rank: int, chunks: Sequence[Chunk]) -> list[Term]:
 
 
 def _chunk(run: _Run, chunk: Chunk) -> tuple[float, float]:
-    """Kept bytes of a virtual stage and micro batch, and the most that running one of its layers takes."""
+    """Return the bytes that a virtual stage keeps per micro batch, and the most that running one layer needs."""
     kinds = _all_kinds(run, chunk)
     content = kinds, chunk.mtp
     if content not in run.chunks:
@@ -382,20 +393,20 @@ def _chunk_of(run: _Run, layers: Sequence[LayerMemory], mtp: int) -> tuple[float
 
 
 def _hidden_state(run: _Run) -> float:
-    """Bytes of the hidden state of a micro batch that one rank holds between layers."""
+    """Return the bytes of a micro batch's hidden state on one rank, between layers."""
     tokens = run.split.own_tokens(run.micro_batch * run.model.seq_length / run.split.cp)
     return tokens * run.model.hidden * run.precision.weight
 
 
 def _logits(run: _Run) -> float:
-    """Elements of the logits on one rank."""
+    """Return the number of logits on one rank."""
     return run.micro_batch * run.model.seq_length / run.split.cp * run.model.vocab / run.split.tp
 
 
 def _loss(run: _Run) -> float:
-    """Final norm, logits and cross entropy at its largest, each MTP layer keeping a softmax of its own.
+    """Return the bytes of final norm, logits and cross entropy at their peak. Each MTP layer keeps its own softmax.
 
-    Measured: the unfused loss works in place on one fp32 copy of bf16 logits; the native fusion holds two.
+    Measured: the unfused loss works in place on one fp32 copy of the bf16 logits; the native fusion holds two copies.
     """
     softmax, work = float(FP32), run.precision.weight
     if run.on("cross_entropy_loss_fusion"):

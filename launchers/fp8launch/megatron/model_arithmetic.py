@@ -1,7 +1,7 @@
 """Sizes of a model that follow from Megatron's arguments, each computed in one place.
 
-Parameter counts, FLOPs, the memory estimate and the rules of `check` all take them from here. Arguments are keyed by
-Megatron's attribute name (dest), as in its dump; what is missing has Megatron's default.
+Parameter counts, FLOPs, the memory estimate and the rules of `check` all use them. Arguments are keyed by Megatron's
+attribute name (dest), as in its dump; a missing argument has Megatron's default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 Arguments = Mapping[str, object]
 
-# A deeper model or a longer pipeline layout is a slip, and computing with it would take the memory of the login node.
+# A deeper model or a longer pipeline layout is a typing mistake, and would exhaust the memory of the login node.
 MOST_LAYERS = 4096
 LONGEST_LAYOUT = 100_000
 
@@ -30,7 +30,7 @@ _HYBRID_LAYERS = {
 }
 
 
-# Of these: what parameters, FLOPs, memory and time are computed for.
+# The symbols for which parameters, FLOPs, memory and time can be computed.
 HYBRID_COUNTED = "M*-E"
 # Taps of a Mamba layer's convolution (mamba_mixer.py, d_conv).
 CONVOLUTION = 4
@@ -40,7 +40,7 @@ _SEGMENT, _DEPTH = "|", "/"
 
 @dataclass(frozen=True)
 class HybridLayers:
-    """A hybrid layer pattern: the symbols of each pipeline segment's layers, of one MTP depth's, and the depths."""
+    """A hybrid layer pattern: layers of each pipeline segment, layers of one MTP depth, and the number of depths."""
 
     segments: tuple[str, ...]
     mtp: str
@@ -90,16 +90,16 @@ class Latent:
 
 
 def whole(args: Arguments, name: str) -> int | None:
-    """An argument that is a whole number, from 0 to 10^15; None for anything else."""
+    """Return an argument that is a whole number from 0 to 10^15; None for anything else."""
     value = args.get(name)
-    # Asked for millions of times by a search for layouts, mostly of a number or nothing.
+    # A search for layouts calls this millions of times, mostly for a number or None.
     if value is None or (type(value) is int and 0 <= value < 10**15):
         return value
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 16:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    # A log may hold any number, and a size beyond this would overflow floating point.
+    # A log may contain any number, and larger sizes would overflow floating point.
     if 0 <= value < 10**15:
         return value
     return None
@@ -109,7 +109,7 @@ def whole(args: Arguments, name: str) -> int | None:
 
 
 def ffn_width(args: Arguments) -> int:
-    """Width of dense layers. Default (arguments.py:1262): 4 h, with SwiGLU two thirds of that in steps of 64."""
+    """Return the width of dense MLPs. Default (validate_args): 4 h; with SwiGLU two thirds of that, in steps of 64."""
     stated = whole(args, "ffn_hidden_size")
     if stated:
         return stated
@@ -120,19 +120,19 @@ def ffn_width(args: Arguments) -> int:
 
 
 def expert_width(args: Arguments) -> int:
-    """Width of a routed expert: that of dense layers where none is stated."""
+    """Return the width of a routed expert; by default the width of dense MLPs."""
     return whole(args, "moe_ffn_hidden_size") or ffn_width(args)
 
 
 def query_groups(args: Arguments) -> int:
-    """Heads of keys and values: Megatron reads `num_query_groups` only with grouped-query attention."""
+    """Return the number of key and value heads. Megatron ignores `num_query_groups` without grouped-query attention."""
     if args.get("group_query_attention", "num_query_groups" in args):
         return whole(args, "num_query_groups") or 1
     return whole(args, "num_attention_heads") or 0
 
 
 def head_width(args: Arguments) -> int:
-    """Channels of one attention head, 0 if they cannot be determined."""
+    """Return the channels of one attention head; 0 if they cannot be determined."""
     stated, heads = whole(args, "kv_channels"), whole(args, "num_attention_heads")
     if stated or not heads:
         return stated or 0
@@ -140,7 +140,7 @@ def head_width(args: Arguments) -> int:
 
 
 def latent_attention(args: Arguments) -> Latent | None:
-    """The sizes of multi-latent attention, None for a model without it."""
+    """Return the sizes of multi-latent attention; None for a model without it."""
     if not args.get("multi_latent_attention"):
         return None
     return Latent(
@@ -153,7 +153,7 @@ def latent_attention(args: Arguments) -> Latent | None:
 
 
 def padded_vocab_size(args: Arguments) -> int | None:
-    """The vocabulary that the output layer computes: rounded up to a multiple of make_vocab_size_divisible_by x TP."""
+    """Return the padded vocabulary: rounded up to a multiple of make_vocab_size_divisible_by x TP."""
     padded, size = whole(args, "padded_vocab_size"), whole(args, "vocab_size")
     if padded or not size:
         return padded
@@ -165,7 +165,7 @@ def padded_vocab_size(args: Arguments) -> int | None:
 
 
 def hybrid_pattern(args: Arguments) -> str | None:
-    """The layer pattern of a hybrid model, None for a transformer."""
+    """Return the layer pattern of a hybrid model; None for a transformer."""
     for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
         pattern = args.get(name)
         if isinstance(pattern, str) and pattern:
@@ -174,19 +174,19 @@ def hybrid_pattern(args: Arguments) -> str | None:
 
 
 def hybrid_layers(args: Arguments) -> HybridLayers | None:
-    """The layers of a hybrid model; None for a transformer, and for a pattern that Megatron refuses.
+    """Return the layers of a hybrid model; None for a transformer, and for a pattern that Megatron refuses.
 
-    The layers of MTP come with the pattern, or in `mtp_hybrid_override_pattern` beside it.
+    The layers of MTP are part of the pattern, or are stated in `mtp_hybrid_override_pattern`.
     """
     pattern = hybrid_pattern(args)
     if pattern is None or len(pattern) > MOST_LAYERS:
         return None
     decoder, *depths = pattern.split(_DEPTH)
-    beside = args.get("mtp_hybrid_override_pattern")
+    mtp_pattern = args.get("mtp_hybrid_override_pattern")
     if not any(depths):
         depths = []
-        if isinstance(beside, str) and beside:
-            depths = [beside] * (whole(args, "mtp_num_layers") or 0)
+        if isinstance(mtp_pattern, str) and mtp_pattern:
+            depths = [mtp_pattern] * (whole(args, "mtp_num_layers") or 0)
     symbols = decoder.replace(_SEGMENT, "") + "".join(depths)
     if len(set(depths)) > 1 or not set(symbols) <= set(_HYBRID_LAYERS):
         return None
@@ -194,7 +194,7 @@ def hybrid_layers(args: Arguments) -> HybridLayers | None:
 
 
 def layer_count(args: Arguments) -> int | None:
-    """Layers of the decoder: those of a hybrid pattern, which Megatron puts in place of `num_layers`."""
+    """Return the number of decoder layers. In a hybrid model the pattern replaces `num_layers`."""
     hybrid = hybrid_layers(args)
     if hybrid is None:
         return whole(args, "num_layers")
@@ -202,7 +202,7 @@ def layer_count(args: Arguments) -> int | None:
 
 
 def mamba_mixer(args: Arguments) -> Mamba:
-    """The sizes of Mamba layers (megatron/core/ssm/mamba_mixer.py); without a number of heads twice the hidden size."""
+    """Return the sizes of Mamba layers (mamba_mixer.py). By default they are twice as wide as the hidden size."""
     head = whole(args, "mamba_head_dim") or 64
     heads = whole(args, "mamba_num_heads") or 2 * (whole(args, "hidden_size") or 0) // head
     groups, state = whole(args, "mamba_num_groups") or 8, whole(args, "mamba_state_dim") or 128
@@ -210,7 +210,7 @@ def mamba_mixer(args: Arguments) -> Mamba:
 
 
 def layer_kinds(args: Arguments) -> frozenset[str]:
-    """The kinds of layers that a model has: attention, latent attention, mlp, experts, mamba, gated delta net."""
+    """Return the kinds of layers in a model: attention, latent attention, mlp, experts, mamba, gated delta net."""
     pattern = hybrid_pattern(args)
     if pattern is not None:
         return frozenset(_HYBRID_LAYERS[symbol] for symbol in pattern if symbol in _HYBRID_LAYERS)
@@ -223,10 +223,23 @@ def layer_kinds(args: Arguments) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def expert_layers(args: Arguments, layers: int) -> tuple[bool, ...] | None:
-    """Tell which of `layers` layers have experts: every n-th for a number, else as the list says.
+def why_not_counted(args: Arguments) -> str | None:
+    """Return a clause that says why a model is not counted; None if it is counted."""
+    if args.get("is_hybrid_model") or hybrid_pattern(args) is not None:
+        hybrid = hybrid_layers(args)
+        if hybrid is None or not hybrid.decoder:
+            return "the hybrid model has no layer pattern that Megatron accepts"
+        if others := sorted(set(hybrid.decoder + hybrid.mtp) - set(HYBRID_COUNTED)):
+            return f"hybrid models with layers of kind {', '.join(others)} are not modelled, only {HYBRID_COUNTED}"
+    if args.get("experimental_attention_variant") in ("gated_delta_net", "kimi_delta_attention"):
+        return "models with linear attention are not modelled"
+    return None
 
-    None for a frequency that is neither, a list of another length, and more than MOST_LAYERS layers.
+
+def expert_layers(args: Arguments, layers: int) -> tuple[bool, ...] | None:
+    """Return which layers have experts: every n-th layer if the frequency is a number n, else as its list says.
+
+    None for any other frequency, a list of another length, and more than MOST_LAYERS layers.
     """
     if layers > MOST_LAYERS:
         return None
@@ -244,6 +257,8 @@ def _stated_pattern(text: str, layers: int) -> tuple[bool, ...] | None:
 
 
 def _pattern(frequency: object, layers: int) -> tuple[bool, ...] | None:
+    if frequency == 1 and isinstance(frequency, int):
+        return (True,) * layers  # the usual case, which a search meets thousands of times
     if isinstance(frequency, int) and frequency > 0:
         return tuple(i % frequency == 0 for i in range(layers))
     if isinstance(frequency, list) and len(frequency) == layers:
@@ -252,7 +267,7 @@ def _pattern(frequency: object, layers: int) -> tuple[bool, ...] | None:
 
 
 def expert_frequency(args: Arguments) -> object:
-    """The value of `moe_layer_freq`, a list expression evaluated."""
+    """Return the value of `moe_layer_freq`, with a list expression evaluated."""
     frequency = args.get("moe_layer_freq", 1)
     if isinstance(frequency, str):
         return pattern_value(frequency)
@@ -260,7 +275,7 @@ def expert_frequency(args: Arguments) -> object:
 
 
 def pattern_value(text: str) -> object:
-    """Integers, lists, + and * of them, as Megatron evaluates them; anything else, or a longer list, gives None."""
+    """Evaluate integers, lists, + and * like Megatron. Return None for anything else, and for too long a list."""
 
     def value(node: ast.expr) -> object:
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -284,16 +299,30 @@ def pattern_value(text: str) -> object:
         return None
 
 
+# One setting, renamed twice: 0.17 has the second name; from 0.18 on that flag sets the third.
+_GRAPH_FLAGS = ("cuda_graph_modules", "cuda_graph_scope", "cuda_graph_scope_deprecated")
+
+
+def graph_modules(args: Arguments) -> frozenset[str]:
+    """Return the modules that CUDA graphs capture, such as "attn" and "moe_router"; empty means whole layers."""
+    stated = next((args[name] for name in _GRAPH_FLAGS if args.get(name)), ())
+    if isinstance(stated, str):
+        stated = [stated]
+    elif not isinstance(stated, (list, tuple)):
+        stated = []
+    return frozenset(str(getattr(module, "name", module)) for module in stated) - {"full"}
+
+
 # --- division over pipeline stages -----------------------------------------------------------------------------------
 
 
 def expert_tensor_size(args: Arguments) -> int:
-    """Expert tensor parallel size, that of the rest where none is stated."""
+    """Return the expert tensor parallel size; by default the tensor parallel size."""
     return whole(args, "expert_tensor_parallel_size") or whole(args, "tensor_model_parallel_size") or 1
 
 
 def virtual_stages(args: Arguments, pp: int) -> int:
-    """Model chunks on each of `pp` pipeline ranks, however they are stated."""
+    """Return the number of model chunks on each of `pp` pipeline ranks, whichever flag states it."""
     layout = args.get("pipeline_model_parallel_layout")
     if hybrid := hybrid_layers(args):
         return max(len(hybrid.segments) // pp, 1)
@@ -307,17 +336,17 @@ def virtual_stages(args: Arguments, pp: int) -> int:
 
 
 def accounted_layers(args: Arguments) -> int:
-    """Layers as the even split counts them: embedding and loss may take the place of one each."""
+    """Return the number of layers that are divided evenly. Embedding and loss may count as one layer each."""
     extra = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     return (layer_count(args) or 0) + sum(bool(args.get(name)) for name in extra)
 
 
 @functools.lru_cache(maxsize=1024)
 def parse_layout(text: str) -> tuple[str, ...] | None:
-    """The pieces of a pipeline layout such as `Et*2|(t*2|)*3,tL`, one letter a layer: E, t, m, L.
+    """Return the stages of a pipeline layout such as `Et*2|(t*2|)*3,tL`, with one letter per layer: E, t, m, L.
 
-    `|` ends a piece, commas are only for the reader, `*n` repeats the letter or the parentheses before it. None for
-    other text, and for a layout of more than LONGEST_LAYOUT letters.
+    `|` ends a stage, commas are ignored, and `*n` repeats the letter or the parentheses before it. None for other text,
+    and for a layout with more than LONGEST_LAYOUT letters.
     """
     text = re.sub(r"[\s,'\"]", "", text)
     for repeated in (r"\(([^()]*)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):

@@ -1,11 +1,11 @@
-"""Parameters, exactly as Megatron builds them: per weight, pipeline stage and rank.
+"""The parameters that Megatron builds, per weight, pipeline stage and rank.
 
-Counts equal those of the real model (tests build it on the meta device). A weight's `kind` says how it is treated:
+Tests compare the counts with real models on the meta device. The `kind` of a weight says how it is treated:
 
-    linear      a matrix of a Transformer Engine layer: quantized recipes keep FP8 or FP4 copies of it
-    expert      the same in a routed expert: divided over expert parallel ranks, its optimizer over expert data parallel
+    linear      a matrix of a Transformer Engine layer, of which quantized recipes keep FP8 or FP4 copies
+    expert      a linear matrix of a routed expert; its optimizer states are divided over expert data parallel ranks
     embedding   word and position embeddings
-    output      the language-model head, which stays in bf16 (but for `--fp8-output-proj`)
+    output      the language-model head, which stays in bf16 (except with `--fp8-output-proj`)
     other       norms, biases, router; convolution, norm and decay of Mamba layers
 """
 
@@ -46,17 +46,17 @@ class Weight:
 
 
 def parameter_count(weights: Iterable[Weight]) -> int:
-    """The parameters of weights together."""
+    """Return the number of parameters in all weights."""
     return sum(weight.count for weight in weights)
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of a run. `active` are those of the experts that one token passes through, and all others.
+    """Parameters of a run.
 
-    `multiplied` are the active ones without the embedding table, of which a token reads one row; a table that is the
-    output layer too counts. `per_stage` are of one tensor and expert rank of each pipeline stage, in order;
-    `padded_vocab` is what the embedding really has.
+    `active` leaves out the experts that a token does not visit. `multiplied` also leaves out the embedding table, of
+    which a token reads one row, unless the output layer shares the table. `per_stage` has the parameters of one tensor
+    and expert rank of each pipeline stage, in order, and `padded_vocab` is the number of rows of the embedding.
     """
 
     total: int
@@ -67,7 +67,7 @@ class Parameters:
 
 
 def parameters(args: Arguments, world: int) -> Parameters | None:
-    """The parameters of `args` (Megatron's attribute names) on `world` GPUs; None for models not counted."""
+    """Count the parameters of `args` (by Megatron's attribute name) on `world` GPUs; None for models not counted."""
     divided = divided_model(args, world)
     if divided is None:
         return None
@@ -83,7 +83,7 @@ def parameters(args: Arguments, world: int) -> Parameters | None:
 
 
 def whole_model(model: Architecture) -> tuple[int, int]:
-    """Total and active parameters, each counted once however the model is divided."""
+    """Return total and active parameters of the undivided model."""
     undivided = Chunk(tuple(range(model.layers)), model.mtp, embedding=True, output=True, final_norm=True)
     weights = list(chunk_weights(model, Division(), undivided))
     total = parameter_count(weights)
@@ -95,7 +95,7 @@ def whole_model(model: Architecture) -> tuple[int, int]:
 
 
 def stage_weights(model: Architecture, split: Division, stage: Sequence[Chunk]) -> list[Weight]:
-    """The weights on one rank of a pipeline stage."""
+    """Return the weights on one rank of a pipeline stage."""
     weights: list[Weight] = []
     for chunk in stage:
         weights += chunk_weights(model, split, chunk)
@@ -103,7 +103,7 @@ def stage_weights(model: Architecture, split: Division, stage: Sequence[Chunk]) 
 
 
 def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterator[Weight]:
-    """The weights on one rank of a virtual stage; a chunk with MTP layers or tied output has its own embedding."""
+    """Return the weights on one rank of a chunk. With MTP layers or a tied output a chunk has its own embedding."""
     hidden = model.hidden
     vocab = -(-model.vocab // split.tp)
     if chunk.embedding or chunk.mtp:
@@ -116,7 +116,7 @@ def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterato
         for kind in model.mtp_kinds:
             yield from layer_weights(model, split, kind, None)
         yield Weight((2 * hidden // split.tp, hidden), "linear")
-        # Norms of the embedding, of the hidden state and of the result.
+        # The norms of the embedding, the hidden state and the result.
         yield Weight((3 * model.norm * hidden,), "other")
     if chunk.final_norm:
         yield Weight((model.norm * hidden,), "other")
@@ -125,7 +125,7 @@ def chunk_weights(model: Architecture, split: Division, chunk: Chunk) -> Iterato
 
 
 def layer_weights(model: Architecture, split: Division, kind: str, layer: int | None) -> Iterator[Weight]:
-    """The weights of one layer on one rank."""
+    """Return the weights of one layer on one rank."""
     # A norm before each part.
     yield Weight((len(kind) * model.norm * model.hidden,), "other", layer=layer)
     for part in kind:
@@ -142,10 +142,10 @@ def layer_weights(model: Architecture, split: Division, kind: str, layer: int | 
 
 
 def _mamba(hidden: int, mamba: Mamba, tp: int, layer: int | None) -> Iterator[Weight]:
-    """A Mamba-2 mixer, as megatron/core/ssm/mamba_mixer.py builds it."""
+    """Return the weights of a Mamba-2 mixer (megatron/core/ssm/mamba_mixer.py)."""
     yield Weight((mamba.projected // tp, hidden), "linear", layer=layer)
     yield Weight((hidden, mamba.inner // tp), "linear", layer=layer)
-    # Of the convolution four taps and a bias per channel; dt's bias, A and D per head; the gated norm.
+    # Four taps and a bias of the convolution per channel; the bias of dt, A and D per head; the gated norm.
     small = mamba.convolved * (CONVOLUTION + 1) + 3 * mamba.heads + mamba.inner
     yield Weight((small // tp,), "other", layer=layer)
 
@@ -164,7 +164,7 @@ def _attention(model: Architecture, split: Division, layer: int | None) -> Itera
 
 
 def _latent_attention(model: Architecture, latent: Latent, split: Division, layer: int | None) -> Iterator[Weight]:
-    """Down projections are on every tensor rank (Transformer Engine layers; PyTorch's own divide them)."""
+    """Return the weights of multi-latent attention. Every tensor rank has both down projections."""
     heads = model.heads // split.tp
     query = heads * (latent.head + latent.rope)
     norms = latent.kv_rank
@@ -191,7 +191,7 @@ def _mlp(
     yield Weight((first, width), kind, copies, layer)
     yield Weight((width, own), kind, copies, layer)
     if model.linear_bias:
-        # An expert's biases are the expert's: divided and idle with it.
+        # The biases of an expert are divided like its matrices.
         yield Weight((first + width,), "expert" if kind == "expert" else "other", copies, layer)
 
 

@@ -1,4 +1,4 @@
-"""Megatron's flags that name files or folders: what a run does there.
+"""Megatron's flags that name files or folders, and how a run uses them.
 
 From the schemas of 0.17 to 0.19. A test compares the table with every schema, so a new version's path flags cannot be
 overlooked.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Access = Literal["read", "write"]
-# `prefix` is a path to which Megatron adds an ending, `name` may also be a name on the Hugging Face hub.
+# Megatron adds an ending to a `prefix`. A `name` may also be a name on the Hugging Face hub.
 Kind = Literal["file", "folder", "prefix", "name"]
 
 
 @dataclass(frozen=True)
 class PathFlag:
-    """`kept` is false for what a run writes and nobody misses afterwards, such as a cache that it can make again."""
+    """`kept` is false for files that are not needed after the run, such as a cache."""
 
     access: Access
     kind: Kind
@@ -81,7 +81,7 @@ PATH_FLAGS: Mapping[str, PathFlag] = {
 
 
 def path_flags(access: Access, *kinds: Kind) -> Iterator[str]:
-    """The flags whose paths a run reads or writes, of these kinds, or of all."""
+    """Return the flags whose paths a run reads or writes, of these kinds or of all."""
     for name, flag in PATH_FLAGS.items():
         if flag.access == access and (not kinds or flag.kind in kinds):
             yield name

@@ -1,7 +1,7 @@
 """The flags of each supported Megatron-Core version, from the compressed JSON that `tools/flag_schemas.py` writes.
 
-A schema is as good for finding a wrong flag as Megatron's own parser, and loads in a few milliseconds: entries stay
-raw JSON until someone asks for them.
+A schema finds wrong flags as well as Megatron's own parser, and loads in a few milliseconds because entries stay raw
+JSON until they are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fp8launch.megatron.versions import DEFAULT, SUPPORTED
 
 SCHEMAS = Path(__file__).with_name("schemas")
 SCRIPT_FLAGS = Path(__file__).with_name("scripts.json.xz")
-# Megatron-LM's training scripts. An unknown flag is a mistake with these; with any other script it is the script's own.
+# Megatron-LM's training scripts. For these an unknown flag is an error; other scripts may define more flags.
 SCRIPTS = (
     "pretrain_bert.py",
     "pretrain_gpt.py",
@@ -35,15 +35,15 @@ SCRIPTS = (
     "examples/multimodal/train.py",
     "examples/mimo/train.py",
 )
-# What its pretrain_gpt.py hands the parser for an argument list that names no tokenizer.
+# The tokenizer that Megatron-LM's pretrain_gpt.py uses for an argument list without one.
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 
 Action = Literal["store", "store_true", "store_false", "boolean"]
 Type = Literal["str", "int", "float", "bool", "pattern", "ints"]
 Default = bool | int | float | str | list[Any] | None
 
-# Old name to new name, where Megatron moved a setting instead of dropping it. Found by comparing the parsers of
-# 0.11 to 0.19 and reading what the deprecated flags say about themselves.
+# Old name to new name of settings that Megatron renamed, from the parsers of 0.11 to 0.19 and the help of deprecated
+# flags.
 RENAMED: Mapping[str, str] = {
     "cuda_graph_scope": "cuda_graph_modules",
     "hybrid_override_pattern": "hybrid_layer_pattern",
@@ -62,10 +62,10 @@ RENAMED: Mapping[str, str] = {
 class Flag:
     """One option of Megatron's parser.
 
-    `options` are its spellings, the first one names it. `dest` is the attribute it sets, often of another name.
-    `type` is None for a bare flag; `pattern` is a whole number or a list expression such as `([0]*3+[1])*8`, `ints`
-    is whole numbers joined by commas. `nargs` is None for one value, a count, "+" or "*". `needs` names an optional
-    package without which Megatron does not have the flag.
+    `options` are its names; the first is canonical. `dest` is the attribute that it sets, often with another name.
+    `type` is None for a bare flag; `pattern` is a whole number or a list expression such as `([0]*3+[1])*8`, `ints` is
+    whole numbers joined by commas. `nargs` is None for one value, a count, "+" or "*". `needs` names an optional
+    package without which Megatron lacks the flag.
     """
 
     options: tuple[str, ...]
@@ -82,7 +82,7 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """The canonical name in recipes: the first spelling, snake_case."""
+        """The canonical name in recipes: the first name, in snake_case."""
         return normalize(self.options[0])
 
     @property
@@ -91,7 +91,7 @@ class Flag:
 
     @property
     def const(self) -> bool | None:
-        """The value that the first spelling stores when it is a bare flag."""
+        """The value that a bare flag stores under its first name."""
         if self.takes_value:
             return None
         return self.action != "store_false"
@@ -101,9 +101,9 @@ class Flag:
 class FlagSchema:
     """The flags of one Megatron-Core version.
 
-    `version` is the release that the schema was made from, `minor` what it stands for: patch releases do not move
-    flags. `added_by_parse_args` are attributes that Megatron's arguments have beside the flags'. `config_only` are the
-    plain fields of TransformerConfig that no flag sets, by name, with their type.
+    `version` is the release that the schema was made from. It holds for the whole `minor` version, because patch
+    releases do not move flags. `added_by_parse_args` are attributes of Megatron's arguments that no flag sets.
+    `config_only` maps the plain fields of TransformerConfig that no flag sets to their types.
     """
 
     version: str
@@ -117,7 +117,7 @@ class FlagSchema:
         return ".".join(self.version.split(".")[:2])
 
     def find(self, name: str) -> Flag | None:
-        """The flag of that name, with dashes or underscores, with or without the leading `--`, or None."""
+        """Return the flag of that name, with dashes or underscores, with or without leading dashes; None if unknown."""
         key = normalize(name)
         if key not in self._raw:
             return None
@@ -127,27 +127,27 @@ class FlagSchema:
         return self._built[key]
 
     def names(self) -> Iterator[str]:
-        """Every spelling of every flag, snake_case."""
+        """Return every name of every flag, in snake_case."""
         return iter(self._raw)
 
     def flags(self) -> Iterator[Flag]:
-        """Every flag once, by name."""
+        """Return every flag once, by name."""
         for name in self._raw:
             flag = self.find(name)
             if flag is not None and flag.name == name:
                 yield flag
 
     def defaults(self) -> dict[str, Default]:
-        """The parser's defaults by attribute. They are wanted of every flag, which is more than `find` should build."""
+        """Return the parser's defaults by attribute, without building every flag."""
         entries = (entry for name, entry in self._raw.items() if normalize(entry["flags"][0]) == name)
         return {_dest(entry): _default(entry) for entry in entries}
 
     def setting(self, dest: str) -> tuple[Flag, ...]:
-        """The flags that set this attribute of Megatron's arguments."""
+        """Return the flags that set this attribute of Megatron's arguments."""
         return tuple(flag for flag in self.flags() if flag.dest == dest)
 
     def negative(self, flag: Flag) -> str | None:
-        """The spelling that turns a bare flag off, where Megatron has one."""
+        """Return the name that turns a bare flag off, if Megatron has one."""
         if flag.action == "boolean":
             return next((option for option in flag.options if option.startswith("--no-")), None)
         if flag.takes_value:
@@ -157,20 +157,20 @@ class FlagSchema:
 
 
 def normalize(name: str) -> str:
-    """A flag's name as schemas are indexed: no leading dashes, underscores."""
+    """Return a flag's name without leading dashes and with underscores."""
     return name.lstrip("-").replace("-", "_")
 
 
 def supported_versions() -> tuple[str, ...]:
-    """The supported minor versions, oldest first."""
+    """Return the supported minor versions, oldest first."""
     return tuple(SUPPORTED)
 
 
 def load_schema(version: str, script: str | None = None) -> FlagSchema:
-    """The schema of a Megatron-Core version such as "0.19" or "0.19.2".
+    """Return the schema of a Megatron-Core version such as "0.19" or "0.19.2".
 
-    With the path of one of Megatron-LM's scripts, that script's own flags are there as well. Raises `UserError` for a
-    version that has none.
+    With the path of one of Megatron-LM's scripts, the schema includes that script's own flags. Raises `UserError` for
+    an unsupported version.
     """
     match = re.match(r"v?(\d+\.\d+)(?![\d])", version.strip())
     if match is None or match[1] not in supported_versions():
@@ -188,14 +188,14 @@ def load_schema(version: str, script: str | None = None) -> FlagSchema:
 
 @functools.cache
 def parser_defaults(version: str) -> Mapping[str, Any]:
-    """The defaults of a Megatron release's parser, by attribute name."""
+    """Return the defaults of a Megatron release's parser, by attribute name."""
     return load_schema(version).defaults()
 
 
 def value_of(arguments: Mapping[str, Any], name: str) -> Any:
     """Return the value of one of Megatron's arguments, by attribute name; None if this version lacks it.
 
-    Raises KeyError for a name that no supported version has: a misspelt name would disable a rule silently.
+    Raises KeyError for a name that no supported version has: a misspelled name would silently disable a rule.
     """
     if name in arguments:
         return arguments[name]
@@ -211,12 +211,12 @@ def _attributes(minor: str) -> frozenset[str]:
 
 
 def versions_with(name: str) -> tuple[str, ...]:
-    """The supported minor versions whose parser has a flag of this name, oldest first."""
+    """Return the supported minor versions whose parser has a flag of this name, oldest first."""
     return tuple(version for version in supported_versions() if _load(version).find(name))
 
 
 def other_names(name: str, schema: FlagSchema) -> tuple[Flag, ...]:
-    """The flags that do in this version what `name` does in a newer or older one; empty if none is known."""
+    """Return the flags that replace `name` of a newer or older version in this one; empty if none is known."""
     key = normalize(name)
     candidates = [old for old, new in RENAMED.items() if new == key]
     if key in RENAMED:
@@ -225,7 +225,7 @@ def other_names(name: str, schema: FlagSchema) -> tuple[Flag, ...]:
 
 
 def megatron_script(path: str) -> str | None:
-    """The script of Megatron-LM that a path ends in, as its checkout names it; None for any other script."""
+    """Return the name of the script of Megatron-LM that a path ends in; None for any other script."""
     return next((name for name in SCRIPTS if f"/{path}".endswith(f"/{name}")), None)
 
 
@@ -237,7 +237,7 @@ def _with_script(minor: str, script: str) -> FlagSchema:
 
 
 def _by_spelling(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The entries of flags by each of their spellings."""
+    """Return the entries of flags by each of their names."""
     found = {}
     for entry in entries:
         for option in entry["flags"]:
@@ -246,7 +246,7 @@ def _by_spelling(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str,
 
 
 def schema_text(minor: str) -> str:
-    """Read the JSON text of a minor version's schema, one flag a line."""
+    """Read the JSON text of a minor version's schema, which has one flag per line."""
     return lzma.decompress((SCHEMAS / f"{minor}.json.xz").read_bytes()).decode()
 
 
@@ -258,13 +258,13 @@ def _load(minor: str) -> FlagSchema:
 
 
 def _dest(entry: Mapping[str, Any]) -> str:
-    """The attribute that a flag sets."""
+    """Return the attribute that a flag sets."""
     stated: str | None = entry.get("dest")
     return stated or normalize(entry["flags"][0])
 
 
 def _default(entry: Mapping[str, Any]) -> Default:
-    """The default of a flag: what it states; for a bare flag without one, what it does not store."""
+    """Return the default of a flag. For a bare flag without a stated default it is the opposite of the stored value."""
     bare: Default = None
     if entry.get("action", "store") != "store":
         bare = entry["action"] == "store_false"

@@ -1,9 +1,9 @@
-"""The recipes of the pack in rows, and one recipe with the place of each of its values."""
+"""The recipes of the pack as rows, and one recipe with the file and line of each value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ _COLUMN = 52
 
 @dataclass(frozen=True)
 class Row:
-    """One recipe of the pack. `name` is what a command takes; `runs` is how many runs a study has, 1 for a recipe."""
+    """A recipe of the pack. `name` is its name in commands, and `runs` the number of runs of a study, or 1."""
 
     name: str
     model: str
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def precision(self) -> str:
-        """The precision, or those that a study compares or that phases go through."""
+        """The precision, or the precisions of a study or of phases."""
         compared = self.recipe.axes.get("precision.recipe")
         if compared:
             return ", ".join(map(str, compared))
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def gpus(self) -> str:
-        """How many GPUs of which kind, or the range of a study: `8 h100`, `16-128 h100`."""
+        """Number and type of GPUs, with the range of a study: `8 h100`, `16-128 h100`."""
         per_node = self.recipe.axes.get("resources.gpus_per_node") or [self.recipe.resources.gpus_per_node]
         nodes = self.recipe.nodes or [self.recipe.resources.nodes]
         worlds = set()
@@ -74,7 +74,7 @@ class Row:
 
 
 def pack_recipes(folder: str = "") -> list[Row]:
-    """The recipes at the top of the pack, or all below one of its folders, the smallest jobs first."""
+    """Return the recipes in the top folder of the pack, or all recipes in one of its folders, smallest jobs first."""
     top = pack_folder("recipes")
     files = top.glob("*.yaml")
     if folder:
@@ -85,7 +85,7 @@ def pack_recipes(folder: str = "") -> list[Row]:
 
 @dataclass(frozen=True)
 class Part:
-    """A file that recipes extend: its name for `extends`, and the first line of its comment."""
+    """A part that recipes extend: its name, and the first line of its comment."""
 
     kind: str
     name: str
@@ -115,17 +115,17 @@ def _first_comment(file: Path) -> str:
 
 
 def study_points(recipe: Recipe) -> int:
-    """How many runs the axes and numbers of nodes span."""
+    """Return the number of runs that axes and node counts span."""
     return math.prod(map(len, recipe.axes.values())) * len(recipe.nodes or [0])
 
 
 def explained(loaded: LoadedRecipe) -> str:
-    """The resolved recipe as YAML, after each value as a comment the file and line that it comes from."""
-    return "".join(f"{line}\n" for line in _lines(loaded.tree, 0, _short))
+    """Return the resolved recipe as YAML, with the file and line of each value as a comment."""
+    return "".join(f"{line}\n" for line in _lines(loaded.tree, 0))
 
 
 def places(loaded: LoadedRecipe) -> dict[str, str]:
-    """`file:line` of every value, by its dotted key."""
+    """Return `file:line` of every value, by its dotted key."""
     return dict(_places(loaded.tree, ""))
 
 
@@ -138,7 +138,7 @@ def _row(file: Path, top: Path) -> Row:
     return Row(_pack_name(file, top), model, loaded.recipe, study_points(loaded.recipe))
 
 
-def _lines(node: Node, depth: int, short: Callable[[str], str]) -> Iterator[str]:
+def _lines(node: Node, depth: int) -> Iterator[str]:
     assert isinstance(node.value, dict)
     keys = list(node.value)
     if depth == 0:
@@ -148,13 +148,13 @@ def _lines(node: Node, depth: int, short: Callable[[str], str]) -> Iterator[str]
         child = node.value[key]
         if isinstance(child.value, dict) and child.value:
             yield f"{indent}{_scalar(key)}:"
-            yield from _lines(child, depth + 1, short)
+            yield from _lines(child, depth + 1)
         elif isinstance(child.value, list) and len(_scalar(child.plain())) > _COLUMN:
-            yield _with_place(f"{indent}{_scalar(key)}:", child, short)
+            yield _with_place(f"{indent}{_scalar(key)}:", child)
             for item in child.value:
                 yield f"{indent}- {_scalar(item.plain())}"
         else:
-            yield _with_place(f"{indent}{_scalar(key)}: {_scalar(child.plain())}", child, short)
+            yield _with_place(f"{indent}{_scalar(key)}: {_scalar(child.plain())}", child)
 
 
 def _rank(key: str) -> int:
@@ -165,8 +165,8 @@ def _rank(key: str) -> int:
     return len(order)
 
 
-def _with_place(text: str, node: Node, short: Callable[[str], str]) -> str:
-    return f"{text:<{_COLUMN}}  # {short(node.where)}"
+def _with_place(text: str, node: Node) -> str:
+    return f"{text:<{_COLUMN}}  # {_short(node.where)}"
 
 
 def _places(node: Node, prefix: str) -> Iterator[tuple[str, str]]:
@@ -178,11 +178,11 @@ def _places(node: Node, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _short(where: str) -> str:
-    """A place as seen from the folder that holds the pack's recipes."""
+    """Return a place relative to the folder of the pack's recipes."""
     return where.removeprefix(f"{pack_folder('recipes').parent}/")
 
 
 def _scalar(value: Any) -> str:
-    """A value on one line, as YAML."""
+    """Return a value as YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -11,39 +11,59 @@ from typing import TypeAlias
 
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, error, nearest
-from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
+from fp8launch.hardware.quantization import UNQUANTIZED, precision_names
 from fp8launch.injob.ownership import foreign_owner
 from fp8launch.recipe.own_paths import with_absolute_programs
 from fp8launch.recipe.scaling import on_nodes
 from fp8launch.recipe.schema import Recipe, recipe_class
-from fp8launch.recipe.yaml_source import Node, is_file, is_there, numbers_as_written, parse_yaml, read_yaml
+from fp8launch.recipe.yaml_source import (
+    RECIPE_SUFFIXES,
+    Node,
+    is_file,
+    is_folder,
+    is_there,
+    numbers_as_written,
+    parse_yaml,
+    read_yaml,
+)
 from fp8launch.resources import pack_folder
 
 MAX_GENERATIONS = 20
-# A message lists no more parts of the pack than these.
+# The most parts of the pack that a message lists.
 _FEW = 12
 
 Complete: TypeAlias = "Callable[[Node], Node]"
-# What each file came to, with all that it extends.
+# Files that were read, merged with everything that they extend.
 Done: TypeAlias = "dict[Path, tuple[Node, list[Path]] | UserError]"
+
+
+class Override(str):
+    """An override `key=value` that another option than `--set` states, as `option` shows it in messages."""
+
+    option: str
+
+    def __new__(cls, text: str, option: str) -> Override:
+        made = super().__new__(cls, text)
+        made.option = option
+        return made
 
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe with the places of its values. `files` are all that went into it, the recipe itself last."""
+    """A recipe with the places of its values. `files` are all files that it consists of, the recipe itself last."""
 
     recipe: Recipe
     tree: Node
     files: tuple[Path, ...]
 
     def where(self, *path: str | int) -> str:
-        """`file:line` of the deepest part of `path` that the recipe states."""
+        """Return `file:line` of the deepest part of `path` that the recipe states."""
         return self.tree.find(path).where
 
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """A recipe file laid on all that it extends, before overrides and validation. Reading it is the slow part."""
+    """A recipe file merged with everything that it extends, before overrides and validation. Reading it is slow."""
 
     path: Path
     tree: Node
@@ -54,8 +74,8 @@ class RecipeSource:
 class NamedRecipes:
     """Recipes that come with an engine: `ENGINE:NAME` means `{engine: ENGINE, ENGINE: {recipe: NAME}}`.
 
-    `complete` fills in the rest. It sees every recipe after its overrides and before validation, and returns those of
-    other engines as they are. `file` is where the names come from.
+    `complete` fills in the rest. It sees every recipe after its overrides and before validation, and returns recipes
+    of other engines unchanged. `file` is the source of the names.
     """
 
     complete: Complete
@@ -63,7 +83,7 @@ class NamedRecipes:
 
 
 def is_of_engine(name: str) -> bool:
-    """Return whether a name is that of a recipe that comes with an engine, `ENGINE:NAME`."""
+    """Return whether a name, `ENGINE:NAME`, means a recipe that comes with an engine."""
     engine, colon, _ = name.partition(":")
     return bool(colon) and engine in plugin_registry.offered("recipe_sources")
 
@@ -91,8 +111,7 @@ def read_recipe(name: str) -> RecipeSource:
 def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes: int | None = None) -> LoadedRecipe:
     """Load a recipe with `key.path=value` overrides, then for another number of nodes if given.
 
-    A grid reads its recipe once, by `read_recipe`, and loads it for each point. Raises UserError holding every problem
-    found.
+    A grid reads its recipe once, by `read_recipe`, and loads it for each point. Raises UserError with every problem.
     """
     source = recipe
     if isinstance(source, str):
@@ -104,29 +123,21 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
         tree = named.complete(tree)
     if nodes is not None:
         tree = on_nodes(tree, nodes)
-    entries = dict(_entries(tree))
+    entries = dict(tree.entries())
     entries.pop("extends", None)
     entries.setdefault("name", Node(source.path.stem, str(source.path)))
-    tree = _variables_as_written(Node(entries, tree.where))
-    phases = entries.get("phases")
-    if phases is not None and isinstance(phases.value, dict):
-        written = {name: _variables_as_written(phase) for name, phase in phases.value.items()}
-        tree = Node({**_entries(tree), "phases": Node(written, phases.where)}, tree.where)
+    tree = Node(entries, tree.where)
+    for section in ("env", "megatron_extra"):
+        tree = tree.changed((section,), numbers_as_written)
+        tree = tree.changed(("phases", "*", section), numbers_as_written)
     return LoadedRecipe(recipe_class().from_node(tree), tree, source.files)
-
-
-def _variables_as_written(tree: Node) -> Node:
-    """A recipe's tree, or a phase's, with the environment as text."""
-    if not isinstance(tree.value, dict) or "env" not in tree.value:
-        return tree
-    return Node({**tree.value, "env": numbers_as_written(tree.value["env"])}, tree.where)
 
 
 def find_recipe(name: str) -> Path:
     """Return the file that a user means: a path, or a name in the pack with or without `recipes/` and `.yaml`.
 
-    The pack's names are the pack's: a file of that name in the working folder is meant only where a path is written,
-    such as `./llama8b_fp8.yaml`. Anybody may have put it there.
+    A name of the pack always means the pack's file. A file of that name in the working folder, where anybody may have
+    put it, must be written as a path, such as `./llama8b_fp8.yaml`.
     """
     if is_of_engine(name):
         return _names_of(name.partition(":")[0]).file
@@ -141,8 +152,12 @@ def find_recipe(name: str) -> Path:
             if candidate in here and not written_as_path:
                 _refuse_foreign(candidate, None, name, f"write ./{candidate} to use this file")
             return candidate
-    if is_there(Path(name)):
+    folder = "/" not in name and is_folder(Path(name))
+    if is_there(Path(name)) and not folder:
         return Path(name)
+    engine, colon, _ = name.partition(":")
+    if colon and (absent := plugin_registry.absent_error("recipe_sources", engine, f"the recipe {name}", name)):
+        raise absent
     known = pack_names()
     with contextlib.suppress(OSError, ValueError):
         known += map(str, Path(name).parent.glob("*.yaml"))
@@ -150,11 +165,15 @@ def find_recipe(name: str) -> Path:
     near = nearest(name.removeprefix("recipes/").removesuffix(".yaml"), known) or nearest(name, known)
     if near:
         fix = f"did you mean {near}? {fix}"
-    raise error("recipe-not-found", "no such recipe", name, fix)
+    message = "no such recipe"
+    if folder:
+        message = "is a folder, not a recipe"
+    raise error("recipe-not-found", message, name, fix)
 
 
 def pack_names(*folders: str) -> list[str]:
-    """Return the names of the pack's recipes and parts: all, or those in the given folders, `""` being its top."""
+    """Return the names of the pack's recipes and parts: all, or the names in the given folders, where `""` is its
+    top."""
     top = pack_folder("recipes")
     files: list[Path] = []
     for folder in folders:
@@ -165,7 +184,7 @@ def pack_names(*folders: str) -> list[str]:
 
 
 def _is_written_as_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith((".yaml", ".yml"))
+    return name.startswith((".", "/", "~")) or name.endswith(RECIPE_SUFFIXES)
 
 
 def _in_pack(name: str) -> list[Path]:
@@ -182,7 +201,7 @@ def _refuse_foreign(file: Path, child: Path | None, where: str, fix: str) -> Non
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Merge `over` into `base`: mappings merge key by key, other values replace."""
+    """Merge `over` into `base`: mappings key by key; other values are replaced."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     merged = dict(base.value)
@@ -194,7 +213,7 @@ def merge(base: Node, over: Node) -> Node:
 
 
 def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node, list[Path]]:
-    """A file laid on all that it extends, and their files. `seen` are its children, the recipe first."""
+    """Return a file merged with everything that it extends, and all files. `seen` are its children, recipe first."""
     real = path.resolve()
     if real in seen:
         chain = " -> ".join(p.name for p in (*seen[seen.index(real) :], real))
@@ -203,7 +222,7 @@ def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node,
         raise error(
             "extends-too-deep", f"is more than {MAX_GENERATIONS} levels of `extends` below the recipe", str(path)
         )
-    # A file that is reached on many ways is loaded once, so common parents cost no more than a chain.
+    # A file is loaded once, however many files extend it.
     if real not in done:
         try:
             done[real] = _laid_on_parents(path, (*seen, real), done)
@@ -233,14 +252,14 @@ def _laid_on_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[No
 
 
 def _folder_of(file: Path) -> Path:
-    """The folder that holds a file, by the name that the user knows unless the file itself is a link."""
+    """Return the folder of a file under the name that the user wrote, unless the file itself is a link."""
     if file.is_symlink():
         file = file.resolve()
     return file.absolute().parent
 
 
 def _parents(own: Node) -> Iterable[Node]:
-    node = _entries(own).get("extends")
+    node = own.entries().get("extends")
     if node is None or node.value is None:
         return []
     items = [node]
@@ -253,21 +272,22 @@ def _parents(own: Node) -> Iterable[Node]:
 
 
 def _find_parent(parent: Node, child: Path) -> Path:
-    """Return the file that an entry of `extends` means: a part of the pack, or a file beside the child or above it.
+    """Return the file that an entry of `extends` means: a part of the pack, or a file next to the child or above it.
 
-    The pack's names are the pack's. A path that begins with `./`, `../` or `/` is relative to the child, and no other.
+    A name of the pack always means the pack's file. Only paths that begin with `./`, `../` or `/` are relative to the
+    child.
     """
     name = str(parent.value)
-    beside = child.resolve().parents[:3]
+    nearby = child.resolve().parents[:3]
     written_as_path = name.startswith((".", "/"))
-    folders = [pack_folder("recipes"), *beside]
+    folders = [pack_folder("recipes"), *nearby]
     if written_as_path:
-        folders = [beside[0]]
+        folders = [nearby[0]]
     for folder in folders:
         for candidate in (folder / f"{name}.yaml", folder / name):
             if is_file(candidate):
-                if folder in beside and not written_as_path:
-                    fix = f"write its path, such as {os.path.relpath(candidate, beside[0])}, to use this file"
+                if folder in nearby and not written_as_path:
+                    fix = f"write its path, such as {os.path.relpath(candidate, nearby[0])}, to use this file"
                     _refuse_foreign(candidate, child, parent.where, fix)
                 return candidate
     fix = "write a path relative to this file, or a part of the pack such as models/llama3_8b"
@@ -288,29 +308,23 @@ def _find_parent(parent: Node, child: Path) -> Path:
 
 
 def _apply(tree: Node, override: str) -> Node:
-    """One `a.b=value`. Another precision recipe brings its whole part, for format and amax settings belong to it;
-    parameter gather stays."""
+    """Apply one `a.b=value`. Another precision recipe replaces the whole section by its part of the pack, because
+    format and amax settings belong to it; parameter gather is kept."""
+    place = override.option if isinstance(override, Override) else f"--set {override}"
     key, sign, text = override.partition("=")
     steps = key.strip().split(".")
     if not sign or not all(steps):
-        raise error(
-            "bad-override",
-            "must look like section.key=value",
-            f"--set {override}",
-            "write for example --set precision.recipe=bf16",
-        )
-    place = f"--set {override}"
+        fix = "write for example --set precision.recipe=bf16"
+        raise error("bad-override", "must look like section.key=value", place, fix)
     node = parse_yaml(text, place, numbered=False)
     if steps == ["precision", "recipe"]:
         return switch_precision(tree, node)
     if steps[:1] == ["phases"] and steps[2:] == ["precision", "recipe"]:
-        # Its part comes when the phase is laid on the recipe; format and amax settings of another would spoil it.
-        own = tree.find(("phases", steps[1])).value
-        if isinstance(own, dict) and "precision" in own:
-            tree = _replace(tree, ("phases", steps[1], "precision"), _gather_of(own["precision"], node))
+        # Its part is added when the phase is merged; the previous precision's format and amax settings would be wrong.
+        tree = tree.changed(("phases", steps[1], "precision"), lambda own: _gather_of(own, node))
     for step in reversed(steps):
         if step == "software":
-            node = numbers_as_written(node)  # A shell takes the quotes that would make a version text.
+            node = numbers_as_written(node)  # A shell removes the quotes that would make a version text.
         node = Node({step: node}, place)
     if steps[0] in ("launch", "container", "axes"):
         node = with_absolute_programs(node, Path.cwd())
@@ -318,34 +332,20 @@ def _apply(tree: Node, override: str) -> Node:
 
 
 def switch_precision(tree: Node, choice: Node) -> Node:
-    """The tree with another precision recipe, whose part of the pack comes with it; parameter gather stays."""
+    """Return the tree with another precision recipe and its part of the pack; parameter gather is kept."""
     current = tree.find(("precision",))
     part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
-    known = choice.value in PRECISIONS and is_file(part)
+    known = choice.value in precision_names() and is_file(part)
     if not known or tree.find(("precision", "recipe")).value == choice.value:
         return merge(tree, Node({"precision": Node({"recipe": choice}, choice.where)}, choice.where))
-    rest = {key: child for key, child in _entries(tree).items() if key != "precision"}
+    rest = {key: child for key, child in tree.entries().items() if key != "precision"}
     tree = merge(Node(rest, tree.where), read_yaml(part))
     return merge(tree, Node({"precision": _gather_of(current, choice)}, choice.where))
 
 
 def _gather_of(precision: Node, choice: Node) -> Node:
-    """What stays of a precision section when `choice` becomes its recipe."""
+    """Return the precision section after a change of recipe: the new recipe, and parameter gather if stated."""
     kept = {"recipe": choice}
     if choice.value not in UNQUANTIZED and isinstance(precision.value, dict) and "param_gather" in precision.value:
         kept["param_gather"] = precision.value["param_gather"]
     return Node(dict(kept), choice.where)
-
-
-def _replace(tree: Node, path: tuple[str, ...], node: Node) -> Node:
-    """The tree with `node` in place of what `path` leads to."""
-    if not path:
-        return node
-    step, *rest = path
-    entries = _entries(tree)
-    return Node({**entries, step: _replace(entries[step], tuple(rest), node)}, tree.where)
-
-
-def _entries(tree: Node) -> dict[str, Node]:
-    assert isinstance(tree.value, dict)
-    return tree.value

@@ -1,7 +1,7 @@
-"""Relative paths of the programs that a recipe chooses, made absolute where they are read.
+"""Make relative paths of the programs that a recipe names absolute when the recipe is read.
 
-The recipe is loaded by `check`, by `submit` and again from the run folder, each time from another working folder. A
-path that depends on it could mean a file that somebody else put there.
+`check`, `submit` and the job load a recipe in different working folders, where a relative path could name another
+user's file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_image_file(image: str) -> bool:
     return image.endswith((".sqsh", ".sqfs", ".sif")) or image.startswith(("/", "./", "../", "~"))
 
 
-# Which values of these keys are paths. A Python without a slash is looked up in PATH.
+# The keys whose values may be paths. A Python without a slash is looked up in PATH.
 _KEYS: dict[tuple[str, str], Callable[[str], bool]] = {
     ("launch", "script"): bool,
     ("launch", "python"): lambda python: "/" in python,
@@ -37,16 +37,5 @@ def with_absolute_programs(tree: Node, folder: Path) -> Node:
                 return node
             return Node(str(folder / text), node.where)
 
-        tree = _changed(tree, key, absolute)
-        tree = _changed(tree, ("axes", ".".join(key)), absolute)
+        tree = tree.changed(key, absolute).changed(("axes", ".".join(key)), absolute)
     return tree
-
-
-def _changed(tree: Node, path: tuple[str, ...], change: Callable[[Node], Node]) -> Node:
-    """The tree with a changed node at `path`; the same tree where it has none."""
-    if not path:
-        return change(tree)
-    entries = tree.entries()
-    if path[0] not in entries:
-        return tree
-    return Node({**entries, path[0]: _changed(entries[path[0]], path[1:], change)}, tree.where)

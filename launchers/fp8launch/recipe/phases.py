@@ -1,8 +1,8 @@
-"""The phases of a recipe: for each the whole recipe that holds while it lasts.
+"""The phases of a recipe, each with the complete recipe that applies to it.
 
-Every phase is told the length of the whole training, so that the learning rate's schedule and the size of the data set,
-which decides the order of the samples, know nothing of phases. Megatron leaves at a phase's end by `--exit-interval`:
-it exits at every multiple, and after the phase before has ended the first multiple of this phase's end is the end.
+Every phase has the length of the whole training, so that phases change neither the learning rate schedule nor the size
+of the dataset, which decides the order of the samples. `--exit-interval` ends a phase: Megatron exits at every multiple
+of it, and the first multiple after the end of the previous phase is the end of this one.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fp8launch.recipe.load import LoadedRecipe, merge, switch_precision
 from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.yaml_source import Node
 
-# What a recipe has for the whole run only.
+# Sections that apply to the whole run.
 _WHOLE = ("phases", "axes", "nodes")
-# They too end a start of the training at an iteration.
+# Flags that also end training at an iteration.
 _ENDS = ("exit_interval", "phase_transition_iterations")
 
 
 @dataclass(frozen=True)
 class PhaseRecipe:
-    """Iterations `begin` + 1 to `end` of the training, and the recipe that holds for them."""
+    """Iterations `begin` + 1 to `end` of the training, and their recipe."""
 
     name: str
     begin: int
@@ -33,7 +33,7 @@ class PhaseRecipe:
 
 
 def phase_recipes(loaded: LoadedRecipe) -> tuple[PhaseRecipe, ...]:
-    """The phases of a recipe in order, empty where it has none. Raises UserError with the problems of all."""
+    """Return the phases of a recipe, in order. Raises UserError with the problems of all phases."""
     if not loaded.recipe.phases:
         return ()
     ends = _ends(loaded)
@@ -41,36 +41,36 @@ def phase_recipes(loaded: LoadedRecipe) -> tuple[PhaseRecipe, ...]:
     problems: list[tuple[str, Sequence[Problem]]] = []
     for name, end in ends.items():
         try:
-            tree = _laid(loaded, name, end, total=max(ends.values()))
-            laid = replace(loaded, recipe=recipe_class().from_node(tree), tree=tree)
+            tree = _phase_tree(loaded, name, end, total=max(ends.values()))
+            own = replace(loaded, recipe=recipe_class().from_node(tree), tree=tree)
         except UserError as exc:
             problems.append((name, exc.problems))
             continue
         begin = 0
         if found:
             begin = found[-1].end
-        found.append(PhaseRecipe(name, begin, end, laid))
+        found.append(PhaseRecipe(name, begin, end, own))
     if problems:
-        raise UserError(told_by_phase(problems, len(ends)))
+        raise UserError(merge_phase_problems(problems, len(ends)))
     return tuple(found)
 
 
-def told_by_phase(found: Iterable[tuple[str, Sequence[Problem]]], phases: int) -> list[Problem]:
-    """The problems of phases, each once; one that not all of the `phases` have says which have it."""
+def merge_phase_problems(found: Iterable[tuple[str, Sequence[Problem]]], phases: int) -> list[Problem]:
+    """Return the problems of phases, each once. A problem of only some of `phases` names the phases that have it."""
     names: dict[Problem, list[str]] = {}
     for name, problems in found:
         for problem in dict.fromkeys(problems):
             names.setdefault(problem, []).append(name)
-    told = []
+    merged = []
     for problem, whose in names.items():
         if len(whose) != phases:
             problem = replace(problem, message=f"phase {', '.join(whose)}: {problem.message}")
-        told.append(problem)
-    return told
+        merged.append(problem)
+    return merged
 
 
 def _ends(loaded: LoadedRecipe) -> dict[str, int]:
-    """The last iteration of each phase."""
+    """Return the last iteration of each phase."""
     counts = {name: phase.iterations for name, phase in loaded.recipe.phases.items()}
     total, stated = loaded.recipe.train.iterations, sum(n or 0 for n in counts.values())
     rest = [name for name, count in counts.items() if count is None]
@@ -107,14 +107,14 @@ def _bad_length(message: str, where: str, fix: str) -> UserError:
     return error("phase-iterations", message, where, fix)
 
 
-def _laid(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
-    """The recipe's tree with the values of a phase laid on it."""
+def _phase_tree(loaded: LoadedRecipe, name: str, end: int, total: int) -> Node:
+    """Return the recipe's tree merged with the values of a phase."""
     place = loaded.where("phases", name)
     phase = loaded.tree.find(("phases", name))
     own = phase.entries()
     if phase.at(("train", "iterations")):
         where = loaded.where("phases", name, "train", "iterations")
-        raise _bad_length("train.iterations is the length of all phases", where, "write `iterations:` beside `train:`")
+        raise _bad_length("train.iterations is the length of all phases", where, "write `iterations:` next to `train:`")
     tree = Node({key: node for key, node in loaded.tree.entries().items() if key not in _WHOLE}, loaded.tree.where)
     if choice := phase.at(("precision", "recipe")):
         tree = switch_precision(tree, choice)

@@ -1,4 +1,4 @@
-"""The same recipe on another number of nodes."""
+"""A recipe on another number of nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fp8launch.recipe.yaml_source import Node
 
 
 def on_nodes(tree: Node, nodes: int) -> Node:
-    """A recipe's tree for `nodes` nodes. In weak scaling the global batch grows with them.
+    """Return a recipe's tree for `nodes` nodes. In weak scaling the global batch grows with them.
 
     Values of a wrong type are left for validation to refuse. Raises UserError for a batch that does not scale to a
     whole number.
@@ -38,7 +38,7 @@ def on_nodes(tree: Node, nodes: int) -> Node:
 
 
 def _batches(tree: Node) -> list[tuple[str, str]]:
-    """Where a recipe may state its global batch: in the section, and as a Megatron flag in any spelling."""
+    """Return the paths of the global batch in a recipe: the field, and the Megatron flag in any notation."""
     paths = [("batch", "global")]
     flags = tree.at(("megatron",))
     if flags is not None:
@@ -54,7 +54,7 @@ def _whole_number(tree: Node, path: tuple[str, ...]) -> int | None:
 
 
 def _with(tree: Node, path: tuple[str, ...], node: Node) -> Node:
-    """The tree with `node` at `path`. A section that is not a mapping stays, for validation to refuse."""
+    """Return the tree with `node` at `path`. A section that is not a mapping is left for validation to refuse."""
     if not path:
         return node
     if not isinstance(tree.value, dict):

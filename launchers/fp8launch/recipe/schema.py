@@ -1,21 +1,23 @@
-"""A recipe: all its sections, and what must hold between them."""
+"""A recipe: its sections, and the constraints between them."""
 
 from __future__ import annotations
 
 import functools
 import posixpath
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, create_model, field_validator, model_validator
 
 from fp8launch import plugin_registry
+from fp8launch.diagnostics import nearest
 from fp8launch.hardware.connections import CONNECTIONS, NEED_MANY, connections
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.recipe.axes import refuse_unknown_axis
 from fp8launch.recipe.field_types import (
     AxisKey,
     AxisValue,
     EnvName,
+    ExtraFlag,
     FlagValue,
     Name,
     PhaseName,
@@ -42,13 +44,16 @@ from fp8launch.recipe.sections import (
     Train,
 )
 
+# Sections whose keys the user or Megatron names: an axis may vary any of them.
+_FREE = ("model", "megatron", "megatron_extra", "env", "phases")
+
 SomeSection = TypeVar("SomeSection", bound=Section)
 
 
 class Recipe(Section):
-    """A recipe of the core. Recipes are made by `recipe_class()`, which adds the sections of plugins."""
+    """The recipe of the core. `recipe_class()` returns the class with the sections of plugins."""
 
-    # The sections' defaults are made without validation: each would build a validator of its own at every start.
+    # Defaults are not validated, because each section would build its validator at every start.
     name: Name
     description: str = ""
     engine: Name | None = None
@@ -69,19 +74,20 @@ class Recipe(Section):
     env: dict[EnvName, str | int | float | None] = {}
     secrets: list[EnvName] = []
     megatron: dict[str, FlagValue] = {}
+    megatron_extra: dict[ExtraFlag, FlagValue] = {}
     silence: dict[RuleCode, Reason] = {}
     notes: list[str] = []
     reference: Reference | None = None
-    # A study: one run for every combination of these values, on each of these numbers of nodes.
+    # A study: one run for every combination of these values and node counts.
     axes: dict[AxisKey, Annotated[list[AxisValue], Field(min_length=1)]] = {}
     nodes: Annotated[list[Positive], Field(min_length=1)] | None = None
-    # One run in stretches, one after the other in this order, over one checkpoint.
+    # Parts of one training run, in this order.
     phases: Annotated[dict[PhaseName, Phase], Field(max_length=50)] = {}
 
     @field_validator("phases", "axes", mode="before")
     @classmethod
     def _none_of_them(cls, value: object) -> object:
-        if value is None:  # `--set phases=null`: all of it in one; `axes: null`: one run
+        if value is None:  # `--set phases=null`: a run without phases; `axes: null`: a single run
             return {}
         return value
 
@@ -89,7 +95,7 @@ class Recipe(Section):
     @classmethod
     def _axes_vary_what_exists(cls, axes: dict[str, list[AxisValue]]) -> dict[str, list[AxisValue]]:
         for key, values in axes.items():
-            refuse_unknown_axis(key, _section_fields())
+            _refuse_unknown_axis(key)
             if len(set(map(repr, values))) < len(values):
                 raise ValueError(f"axis {key} has the same value twice")
         return axes
@@ -125,7 +131,7 @@ class Recipe(Section):
 
     @property
     def continues_its_folder(self) -> bool:
-        """Return whether `checkpoint.load` names the folder that the run saves to, to continue what is there."""
+        """Return whether `checkpoint.load` names the folder that the run saves to, so that it continues from there."""
         folder, load = self.checkpoint.dir, self.checkpoint.load
         return folder is not None and load is not None and posixpath.normpath(folder) == posixpath.normpath(load)
 
@@ -135,7 +141,7 @@ class Recipe(Section):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The recipe's variables as text; those set to null are dropped.
+        """The recipe's variables as text; variables set to null are dropped.
 
         `CUDA_DEVICE_MAX_CONNECTIONS: auto` becomes what this layout needs on this GPU.
         """
@@ -178,7 +184,7 @@ def _with_sections(sections: tuple[tuple[str, type[Section]], ...]) -> type[Reci
 
 
 def _section_fields() -> dict[str, list[str]]:
-    """The fields of each section, as recipes spell them."""
+    """Return the fields of each section by their names in recipes."""
     sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
     for name, info in recipe_class().model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
@@ -187,3 +193,20 @@ def _section_fields() -> dict[str, list[str]]:
     for section, model in sections.items():
         fields[section] = [info.alias or name for name, info in model.model_fields.items()]
     return fields
+
+
+def _refuse_unknown_axis(key: str) -> None:
+    """Raise ValueError for an axis that is not a key of a recipe."""
+    section, field = key.split(".")[:2]
+    if section in _FREE:
+        return
+    fields = _section_fields()
+    if section not in fields:
+        raise ValueError(f"axis {key}: '{section}' is not a section{_or(section, [*fields, *_FREE])}")
+    if field not in fields[section]:
+        raise ValueError(f"axis {key}: {section} has no '{field}'{_or(field, fields[section])}")
+
+
+def _or(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean '{near}'?" if near else ""

@@ -1,23 +1,22 @@
-"""The sections of a recipe that no engine has for itself: a frozen model each, every field in the field's own units.
+"""The sections of a recipe that all engines share, as frozen models.
 
-A section sets only the Megatron flags that it states: what is left out keeps Megatron's default.
+A section sets only the Megatron flags that it states; other flags keep Megatron's defaults.
 """
 
 from __future__ import annotations
 
-import sys
-import types
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fp8launch.diagnostics import UserError
-from fp8launch.hardware.quantization import FP16, QUANTIZATION, UNQUANTIZED
+from fp8launch.hardware.quantization import FP16, UNQUANTIZED, quantization_recipes
 from fp8launch.recipe.field_types import (
     ActionCode,
     FormatName,
     GpuName,
     HealthCode,
+    LaunchMode,
     NotNegative,
     Overrides,
     Positive,
@@ -35,9 +34,6 @@ from fp8launch.recipe.yaml_source import Node
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Pydantic asks this module for plugins, by the function `get_plugins`.
-_PLUGINS = "pydantic.plugin._loader"
-
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -45,7 +41,6 @@ class Section(BaseModel):
     @classmethod
     def from_node(cls, node: Node) -> Self:
         """Return the section that `node` states. Raises UserError with one problem for each mistake."""
-        cls._build()
         try:
             return cls.model_validate(node.plain())
         except ValidationError as exc:
@@ -55,26 +50,9 @@ class Section(BaseModel):
         """Return the value of a field by the name that recipes use."""
         return getattr(self, {"global": "global_"}.get(name, name))
 
-    @classmethod
-    def _build(cls) -> None:
-        """Build the validator once, without pydantic's plugins: it would look for them in every installed package."""
-        if cls.__pydantic_complete__:
-            return
-        # Even where its variable forbids plugins, pydantic imports what finds them, which takes as long as the rest.
-        finder: Any = types.ModuleType(_PLUGINS)
-        finder.get_plugins = tuple
-        before = sys.modules.get(_PLUGINS)
-        sys.modules[_PLUGINS] = finder
-        try:
-            cls.model_rebuild()
-        finally:
-            del sys.modules[_PLUGINS]
-            if before is not None:
-                sys.modules[_PLUGINS] = before
-
 
 class Bf16Layers(Section):
-    """How many transformer layers at the start and at the end stay in bf16."""
+    """The number of transformer layers at the start and at the end that stay in bf16."""
 
     start: NotNegative = 1
     end: NotNegative = 1
@@ -107,7 +85,7 @@ class Precision(Section):
     @model_validator(mode="after")
     def _format_belongs(self) -> Precision:
         # Megatron reads a format without a recipe as `delayed`, and a recipe without a format as bf16.
-        quantization = QUANTIZATION.get(self.recipe)
+        quantization = quantization_recipes().get(self.recipe)
         if quantization is None and self.format is not None:
             raise ValueError(f"precision recipe {self.recipe} does not take a `format`; remove `format: {self.format}`")
         if quantization and self.format not in quantization.formats:
@@ -150,7 +128,7 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """Storage types of TE's precision-aware Adam, which any of them switches on; type of the gradient reduce."""
+    """Storage types of TE's precision-aware Adam, which any of them enables, and the type of the gradient reduce."""
 
     grad_reduce: Literal["fp32", "bf16"] | None = None
     exp_avg: StateDtype | None = None
@@ -170,6 +148,14 @@ class Data(Section):
     split: str | None = None
     tokenizer: Tokenizer | None = None
     cache: str | None = None
+
+    @field_validator("blend", mode="before")
+    @classmethod
+    def _blend_is_flat(cls, blend: Any) -> Any:
+        if isinstance(blend, list) and blend and all(isinstance(pair, list) for pair in blend):
+            flat = ", ".join(str(part) for pair in blend for part in pair)
+            raise ValueError("weights and paths alternate in one list", f"write blend: [{flat}]")
+        return blend
 
     @model_validator(mode="after")
     def _indexed_has_blend(self) -> Data:
@@ -196,9 +182,9 @@ class Checkpoint(Section):
 class Survive(Section):
     """How a run with checkpoints continues automatically.
 
-    `attempts` that count may be used, `stuck` of them in a row without a newer checkpoint. The training saves and
-    leaves `stop_before` seconds before the time limit. A log that has not grown for `hang_after` seconds is a hang; 0
-    for never. `rules` change what follows a cause (docs/survival.md).
+    `attempts` that count may be used, `stuck` of them in a row without a newer checkpoint. The training saves and exits
+    `stop_before` seconds before the time limit. A log that has not grown for `hang_after` seconds is a hang; with 0
+    nothing is. `rules` change the action on a cause (docs/survival.md).
     """
 
     attempts: Positive = 1
@@ -209,17 +195,17 @@ class Survive(Section):
 
 
 class Rewind(Section):
-    """Go back by so many checkpoints, counted from the newest one before the event, and skip the batches up to it."""
+    """Go back by this many checkpoints, counted from the newest one before the event, and skip the batches up to it."""
 
     rewind: Positive
 
 
 class Health(Section):
-    """When training is called unhealthy, and what the job does then (docs/health.md). Thresholds are fractions.
+    """When training counts as unhealthy, and the job's actions (docs/health.md). Thresholds are fractions.
 
     `loss_jump` is the rise of the loss, `loss_fall` the least fall of the loss of a new run, `skipped_steps` the share
     of skipped steps, `slowdown` the increase of the step time. `ignore` lists codes that are not reported. `actions`
-    say what the job does about a code, `rewind` at most `max_rewinds` times.
+    are the job's actions by code, with `rewind` at most `max_rewinds` times.
     """
 
     loss_jump: PositiveFraction = 0.05
@@ -227,12 +213,29 @@ class Health(Section):
     skipped_steps: PositiveFraction = 0.01
     slowdown: PositiveFraction = 0.25
     ignore: list[HealthCode] = []
-    actions: dict[ActionCode, Literal["stop", "continue"] | Rewind] = {}
+    actions: dict[ActionCode, Literal["stop", "continue", "exclude", "exclude-later"] | Rewind] = {}
     max_rewinds: Positive = 3
+
+    @field_validator("actions", mode="before")
+    @classmethod
+    def _known_actions(cls, value: object) -> object:
+        """Name all actions that a code allows; pydantic would leave out the mapping."""
+        for code, action in value.items() if isinstance(value, dict) else ():
+            allowed = ["continue", "exclude", "exclude-later"] if code == "slow-node" else ["continue", "stop"]
+            if action in allowed or code not in get_args(ActionCode):
+                continue
+            if code != "slow-node":
+                if isinstance(action, dict):
+                    continue
+                allowed.append("{rewind: N}")
+            shown = "null" if action is None else repr(action)
+            message = f"the action on {code} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {shown}"
+            raise ValueError(message, f"write one of {', '.join(allowed)}")
+        return value
 
     @property
     def rewinds(self) -> bool:
-        """Whether the run may go back to an earlier checkpoint."""
+        """Return whether the run may go back to an earlier checkpoint."""
         return any(isinstance(action, Rewind) for action in self.actions.values())
 
 
@@ -259,12 +262,12 @@ class Resources(Section):
 
     @property
     def world_size(self) -> int:
-        """Processes of the run: one for each GPU."""
+        """The number of processes of the run: one per GPU."""
         return self.nodes * self.gpus_per_node
 
     @property
     def hours(self) -> float:
-        """The time limit in hours, from any of Slurm's forms."""
+        """The time limit in hours."""
         return (slurm_seconds(self.time) or 0) / 3600
 
     @property
@@ -282,16 +285,16 @@ class Container(Section):
 
 
 class Launch(Section):
-    """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and what they run.
+    """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and the program that they run.
 
-    `arguments` are those of the script's own, which Megatron does not have; they follow Megatron's.
-    With `health_check`, every node is looked at before training starts, and a bad one ends the job.
-    `probe` says after the first iteration what ran under FP8; `profile_iteration` is profiled on rank 0, by kernel.
-    Every `tensor_stats` iterations Transformer Engine measures FP8's underflow, scales and largest values.
-    `config` sets fields of Megatron's TransformerConfig that its command line leaves out (our own entry only).
+    `arguments` are the script's own, which Megatron does not know; they follow Megatron's. With `health_check`, every
+    node is tested before training starts, and a bad node ends the job. `probe` reports after the first iteration which
+    modules ran in FP8; `profile_iteration` is profiled on rank 0, by kernel. Every `tensor_stats` iterations
+    Transformer Engine measures FP8's underflow, scales and largest values. `config` sets fields of Megatron's
+    TransformerConfig that its command line leaves out (our own entry only).
     """
 
-    mode: Literal["srun", "torchrun"] | None = None
+    mode: LaunchMode | None = None
     script: str | None = None
     arguments: list[str | int | float] = []
     python: str | None = None
@@ -311,9 +314,9 @@ class Software(Section):
 
 
 class Phase(Section):
-    """A stretch of the training with values of its own, laid on those of the recipe (docs/survival.md).
+    """A part of the training with values that are merged into the recipe (docs/survival.md).
 
-    One phase may leave `iterations` out and gets what the others leave of `train.iterations`.
+    One phase may leave `iterations` out and gets the rest of `train.iterations`.
     """
 
     iterations: Positive | None = None
@@ -325,12 +328,13 @@ class Phase(Section):
     data: Overrides | None = None
     env: Overrides | None = None
     megatron: Overrides | None = None
+    megatron_extra: Overrides | None = None
 
 
 class Reference(Section):
-    """A published figure for this model, precision and layout, for a report to print beside ours.
+    """A published speed for this model, precision and layout, which reports print for comparison.
 
-    It changes no argument. `gpus` is what the figure was measured on, `source` where it stands.
+    It changes no argument. `gpus` says on which GPUs it was measured, `source` where it was published.
     """
 
     tokens_per_s_per_gpu: Annotated[float, Field(gt=0)]

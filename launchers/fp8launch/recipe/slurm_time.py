@@ -1,4 +1,4 @@
-"""A time as Slurm reads it: the one parser."""
+"""The parser of Slurm's time formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TIME = re.compile(rf"(?:{_NUMBER}-)?{_NUMBER}(?::{_NUMBER})?(?::{_NUMBER})?")
 
 
 def slurm_seconds(text: str) -> int | None:
-    """Seconds of a Slurm time; None for UNLIMITED and other text.
+    """Return the seconds of a Slurm time; None for UNLIMITED and other text.
 
     Forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
     """

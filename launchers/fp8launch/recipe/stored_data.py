@@ -1,4 +1,4 @@
-"""Data paths of a recipe that are relative, below the folder where a cluster keeps its datasets."""
+"""Relative data paths of a recipe, which are relative to the dataset folder of a cluster."""
 
 from __future__ import annotations
 
@@ -15,38 +15,27 @@ def has_relative_data(loaded: LoadedRecipe) -> bool:
 
 
 def with_data_below(loaded: LoadedRecipe, place: Path) -> LoadedRecipe:
-    """Return the recipe with the relative prefixes of `data.blend`, its phases' too, below `place`."""
+    """Return the recipe with the relative prefixes of `data.blend` below `place`, also in its phases."""
     tree = _with_data_below(loaded, place)
     return LoadedRecipe(recipe_class().from_node(tree), tree, loaded.files)
 
 
 def _with_data_below(loaded: LoadedRecipe, place: Path) -> Node:
-    tree = _placed(loaded.tree, place)
-    phases = tree.at(("phases",))
-    if phases is None or not isinstance(tree.value, dict) or not isinstance(phases.value, dict):
-        return tree
-    placed = {name: _placed(phase, place) for name, phase in phases.value.items()}
-    return Node({**tree.value, "phases": Node(placed, phases.where)}, tree.where)
+    def placed(blend: Node) -> Node:
+        if not isinstance(blend.value, list):
+            return blend
+        items = []
+        for item in blend.value:
+            if _is_relative(item):
+                item = Node(str(place / str(item.value)), item.where)
+            items.append(item)
+        return Node(items, blend.where)
 
-
-def _placed(tree: Node, place: Path) -> Node:
-    """A recipe's tree, or a phase's, with its blend below `place`."""
-    blend = tree.find(("data", "blend"))
-    if not isinstance(tree.value, dict) or not isinstance(blend.value, list):
-        return tree
-    items = []
-    for item in blend.value:
-        if _is_relative(item):
-            item = Node(str(place / str(item.value)), item.where)
-        items.append(item)
-    data = tree.value["data"]
-    assert isinstance(data.value, dict)
-    with_blend = Node({**data.value, "blend": Node(items, blend.where)}, data.where)
-    return Node({**tree.value, "data": with_blend}, tree.where)
+    return loaded.tree.changed(("data", "blend"), placed).changed(("phases", "*", "data", "blend"), placed)
 
 
 def _is_relative(item: Node) -> bool:
-    """Whether an item of a blend is a relative path: neither a weight, nor absolute, nor of an object store."""
+    """Return whether an item of a blend is a relative path, instead of a weight, an absolute path or an address."""
     text = item.value
     if not isinstance(text, str) or text.startswith(("/", "~", "$")) or "://" in text:
         return False

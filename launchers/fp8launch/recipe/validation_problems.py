@@ -1,4 +1,4 @@
-"""What is wrong with a tree of nodes that is not a valid section: all at once, with line and nearest valid name."""
+"""The problems of an invalid section: all of them, with line and nearest valid name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pydantic.fields import FieldInfo
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, did_you_mean, nearest
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import QUANTIZATION, SELECTABLE, UNQUANTIZED
+from fp8launch.hardware.quantization import UNQUANTIZED, quantization_recipes, selectable_recipes
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.wording import shortened
 
 Path: TypeAlias = "tuple[str | int, ...]"
-# Finding the nearest name takes milliseconds, and nobody reads more of these.
+# Finding the nearest name takes milliseconds, and nobody reads more messages of this kind.
 MOST_PROBLEMS = 100
 _REFERENCE = "docs/recipe_reference.md lists every field with its allowed values"
 
 
 def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError) -> Iterator[Problem]:
     """Yield one problem for each mistake that pydantic found in `node` as a `model`."""
-    # A value that fits no member of a union is reported once for each member: one problem a place.
+    # Pydantic reports a value that fits no member of a union once per member; one problem per place is enough.
     places: dict[tuple[Path, object], list[Any]] = {}
     for err in exc.errors(include_url=False):
         path = _real_path(node, err["loc"])
@@ -40,7 +40,7 @@ def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError
             return
         if len(errors) == 1 and len(errors[0]["loc"]) == len(path):
             yield _problem(model, node, path, errors[0])
-        # What is wrong inside a list says more than that the list is not a scalar either.
+        # A problem inside a list is more useful than the statement that a list is not a scalar.
         elif path not in above:
             yield _union_problem(model, node, path, errors)
 
@@ -52,17 +52,17 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     if kind == "extra_forbidden":
         known = list(_fields(_model_at(model, path[:-1])))
         if "phases" in known:
-            known = ["extends", *known]  # of a whole recipe, whose parents are read before it is validated
+            known = ["extends", *known]  # only for a whole recipe, whose parents are read before it is validated
         fix = did_you_mean(str(path[-1]), known, f"valid keys: {', '.join(known)}")
         plugin = plugin_registry.absent_plugin("recipe_sections", dotted)
         if plugin is not None:
-            fix = f"it needs the plugin {plugin}: add that to {plugin_registry.SELECTION}, or unset the variable"
+            fix = f"{plugin_registry.needs('it', plugin)}: {plugin_registry.how_to_activate(plugin)}"
         return Problem("error", "unknown-key", f"unknown key '{dotted}'", place, fix)
     if kind == "missing":
         name = ".".join((*map(str, path), str(err["loc"][-1])))
         return Problem("error", "missing-key", f"'{name}' is missing", place, f"add '{err['loc'][-1]}:'")
     if kind == "value_error":
-        # A second argument of the error, where it has one, is the fix.
+        # The second argument of the error, if any, is the fix.
         message, *own = ctx["error"].args
         if own:
             fix = own[0]
@@ -75,7 +75,7 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     if path == ("precision", "recipe") and kind == "literal_error":
         fix = precision_fix(str(given), node.find(("resources", "gpu")).text)
     elif path == ("resources", "gpu") and kind == "literal_error":
-        # Names of GPUs resemble each other: vr200 is no misspelt h200.
+        # Names of GPUs are similar: vr200 is no misspelling of h200.
         fix = f"write one of {', '.join(GPUS)}"
     if kind == "string_type" and isinstance(given, (int, float)):
         written = node.find(path).text or given  # 0.20 is another text than the number 0.2.
@@ -88,7 +88,7 @@ def _mismatch(name: str, demand: str, given: object, place: str, fix: str) -> Pr
 
 
 def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[Any]) -> Problem:
-    """Return one problem for a place where none of several types fits, or for a key or a missing entry."""
+    """Return the problem of a value that fits none of several types, of a key, or of a missing entry."""
     kinds = {err["type"]: err for err in errors}
     if len(kinds) == 1:
         return _problem(model, node, path, errors[0])
@@ -120,7 +120,7 @@ def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for step in path:
         fields = _fields(model)
         if str(step) not in fields:
-            continue  # a name of one's own, such as a phase's: its model is the mapping's
+            continue  # a name that the user chose, such as a phase's: its model is the mapping's
         below = _model_of(fields[str(step)].annotation)
         if below is None:
             return model
@@ -203,7 +203,8 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
     if kind == "literal_error":
         return _allowed(key, ctx["expected"], given)
     if kind in ("int_type", "int_from_float") and isinstance(given, float) and abs(given) < 1e15:
-        return f"write {key}: {round(given)}"
+        # Most whole numbers must be positive.
+        return f"write {key}: {1 if 0 < given < 1 else round(given)}"
     if kind == "string_type":
         return f"write {key}: text"
     if kind == "greater_than":
@@ -216,7 +217,7 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
 
 
 def _allowed(key: str, expected: str, given: object) -> str:
-    """Return the fix for a word that is not one of those `expected` quotes."""
+    """Return the fix for a word that is not among the quoted words of `expected`."""
     allowed = re.findall(r"'([^']*)'", expected)
     near = nearest(str(given), allowed)
     if near:
@@ -225,19 +226,19 @@ def _allowed(key: str, expected: str, given: object) -> str:
 
 
 def precision_fix(given: str, gpu: str | None) -> str:
-    """Return the fix for an unknown precision: a similar name, or those that the recipe's GPU can compute."""
-    able = list(SELECTABLE)
+    """Return the fix for an unknown precision: a similar name, or the precisions that the recipe's GPU can compute."""
+    able = list(selectable_recipes())
     if gpu in GPUS:
-        able = [name for name in able if QUANTIZATION[name].runs_on(GPUS[gpu].capability)]
+        able = [name for name in able if quantization_recipes()[name].runs_on(GPUS[gpu].capability)]
     near = nearest(given, [*UNQUANTIZED, *able])
-    operands = [name for name in able if QUANTIZATION[name].operands == given.lower()]
+    operands = [name for name in able if quantization_recipes()[name].operands == given.lower()]
     if near and not operands:
         return f"write {near}"
     return f"write one of {', '.join(operands or [*UNQUANTIZED, *able])}"
 
 
 def _matching(key: str, words: str) -> str:
-    """Return the fix for text of another form than `words` describe."""
+    """Return the fix for text without the form that `words` describe."""
     for start, example in _EXAMPLES_OF_PATTERNS.items():
         if words.startswith(start):
             return f"write for example {key}: {example}"

@@ -1,4 +1,4 @@
-"""A recipe as YAML that people like to read: sections in their usual order, short ones on one line."""
+"""Write a recipe as readable YAML: sections in their usual order, short ones on one line."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fp8launch.recipe.schema import recipe_keys
 from fp8launch.recipe.yaml_source import resolve_plain_scalar
 
 _WIDTH = 110
-# Long by nature, and read line by line.
-_ALWAYS_BLOCK = ("model", "env", "megatron")
+# Sections with one field per line.
+_ALWAYS_BLOCK = ("model", "env", "megatron", "megatron_extra")
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.+@%=-]*(?:[: ][A-Za-z0-9_/.+@%=-]+)*")
-# Control characters and what YAML or an editor may take for the end of a line.
+# Control characters, and characters that YAML or an editor may read as the end of a line.
 _UNSAFE = re.compile(r"[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-# Words that older YAML readers take for true and false.
+# Words that older YAML readers read as true and false.
 _OLD_WORDS = frozenset(("y", "n", "yes", "no", "on", "off"))
 
 
 def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] | None = None) -> str:
-    """`recipe`, in the recipe format, as YAML text. `comments` go above the section of that name, those of "" first."""
+    """Return `recipe` as YAML. `comments` go above the section of their name, or to the top for ""."""
     notes = dict(comments or {})
     lines = _comment(notes.pop("", ()))
     order = [name for name in ("extends", *recipe_keys()) if name in recipe or name in notes]
@@ -79,7 +79,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, int):
-        # Longer ones are text to the reader, as they should be.
+        # Longer numbers are read as text, as they should be.
         return str(value)
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _OLD_WORDS and isinstance(resolve_plain_scalar(text), str):
@@ -88,9 +88,9 @@ def _scalar(value: Any) -> str:
 
 
 def _float(value: float) -> str:
-    """Plain from 0.001 up to a million, else as 3.0e-4, which every YAML reader takes for a number."""
+    """Return a number as text: plain from 0.001 to a million, else like 3.0e-4, a number for every YAML reader."""
     if not math.isfinite(value):
-        # The recipe format has no such numbers; as text Megatron's parser reads them.
+        # The recipe format has no such numbers, but Megatron's parser reads them as text.
         return f'"{value}"'
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return repr(value)
@@ -112,5 +112,5 @@ def _escape(char: re.Match[str]) -> str:
 
 
 def _visible(text: str) -> str:
-    """A comment's text; control characters would end the comment or make the file unreadable."""
+    """Return the text of a comment without control characters, which could end the comment."""
     return "\n".join(_UNSAFE.sub(" ", line) for line in text.split("\n"))

@@ -1,7 +1,8 @@
-"""YAML text to a tree of nodes that remember their file and line.
+"""Read YAML into a tree of nodes that know their file and line.
 
-YAML 1.2 core schema, so `off`, `no` and `01:00:00` are words; no tags, no merge keys, no documents beyond the first.
-Anchors work, but what they expand to is bounded, so a small file cannot become a large one.
+The YAML 1.2 core schema is used, in which `off`, `no` and `01:00:00` are text. Tags, further documents and, in recipes,
+merge keys are not allowed. Anchors work, but their expansion is limited, so that a small file cannot become a large
+one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ import yaml
 
 from fp8launch.diagnostics import UserError, error
 
+RECIPE_SUFFIXES = (".yaml", ".yml")
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000
 MAX_CHARACTERS = 4 << 20
@@ -41,9 +43,9 @@ _WORDS: dict[str, Scalar] = {
 
 @dataclass(frozen=True)
 class Node:
-    """A value and where it was written. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`.
+    """A value and its place. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`.
 
-    `text` is what stands in the file for a scalar: 3.10 is the number 3.1 to YAML, but not to an environment variable.
+    `text` is a scalar as written in the file: 3.10 is the number 3.1 to YAML, but not to an environment variable.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
@@ -51,7 +53,7 @@ class Node:
     text: str | None = field(default=None, compare=False)
 
     def plain(self) -> Any:
-        """The value without its places."""
+        """Return the value without places."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -59,13 +61,13 @@ class Node:
         return self.value
 
     def entries(self) -> dict[str, Node]:
-        """The entries of a mapping; none for any other value."""
+        """Return the entries of a mapping; none for any other value."""
         if isinstance(self.value, dict):
             return self.value
         return {}
 
     def at(self, path: tuple[str, ...]) -> Node | None:
-        """The node at exactly this path of mappings, None where there is none."""
+        """Return the node at exactly this path of mappings; None if there is none."""
         node = self
         for step in path:
             if not isinstance(node.value, dict) or step not in node.value:
@@ -73,8 +75,20 @@ class Node:
             node = node.value[step]
         return node
 
+    def changed(self, path: tuple[str, ...], change: Callable[[Node], Node]) -> Node:
+        """Return the tree with the node at `path` changed; the same tree if there is none. `*` matches every key."""
+        if not path:
+            return change(self)
+        step, *rest = path
+        if not isinstance(self.value, dict) or not (step == "*" or step in self.value):
+            return self
+        entries = dict(self.value)
+        for key in entries if step == "*" else (step,):
+            entries[key] = entries[key].changed(tuple(rest), change)
+        return Node(entries, self.where)
+
     def find(self, path: tuple[str | int, ...]) -> Node:
-        """The deepest node on `path` that exists, for pointing at what is wrong or missing."""
+        """Return the deepest existing node on `path`, to point at something wrong or missing."""
         node = self
         for step in path:
             value = node.value
@@ -88,7 +102,7 @@ class Node:
 
 
 def resolve_plain_scalar(text: str) -> Scalar:
-    """What an unquoted scalar means in YAML 1.2's core schema."""
+    """Return the value of an unquoted scalar in the core schema of YAML 1.2."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) < 40 and _INT.fullmatch(text):
@@ -101,15 +115,23 @@ def resolve_plain_scalar(text: str) -> Scalar:
 
 
 def is_file(path: Path) -> bool:
-    """A file that this user may see; a name too long for the file system is none."""
+    """Return whether a file exists and is visible to this user. A name that is too long for a file is not one."""
     try:
         return path.is_file()
     except OSError:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a folder exists and is visible to this user, as `is_file` does for files."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def is_there(path: Path) -> bool:
-    """Something of that name is there, be it that this user may not see it."""
+    """Return whether something with this name exists, even if this user may not see it."""
     try:
         return path.exists()
     except PermissionError:
@@ -119,22 +141,26 @@ def is_there(path: Path) -> bool:
 
 
 def numbers_as_written(mapping: Node) -> Node:
-    """`mapping` with its numbers as the text that was written, for values that are text to whoever reads them."""
+    """Return `mapping` with numbers as they were written, for values that are used as text."""
     if not isinstance(mapping.value, dict):
         return mapping
-    written = {}
-    for key, child in mapping.value.items():
-        is_number = isinstance(child.value, (int, float)) and not isinstance(child.value, bool)
-        if is_number and child.text:
-            child = Node(child.text, child.where, child.text)
-        written[key] = child
-    return Node(written, mapping.where)
+    return Node({key: _as_written(child) for key, child in mapping.value.items()}, mapping.where)
+
+
+def _as_written(node: Node) -> Node:
+    """Return a number, or the numbers in a list, as text."""
+    if isinstance(node.value, list):
+        return Node([_as_written(item) for item in node.value], node.where)
+    is_number = isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+    if is_number and node.text:
+        return Node(node.text, node.where, node.text)
+    return node
 
 
 def read_start(path: Path) -> bytes:
-    """The first bytes of a file, one more than a recipe may have: a device may have no end. Raises OSError.
+    """Return the first bytes of a file, at most one more than a recipe may have. Raises OSError.
 
-    A named pipe is refused, since it may have no writer; what a shell passes as /dev/fd/N is read.
+    A named pipe is refused, because it may have no writer. A pipe that a shell passes as /dev/fd/N is read.
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISFIFO(os.stat(os.path.realpath(path)).st_mode):  # noqa: PTH116 (raises what open would)
@@ -144,7 +170,7 @@ def read_start(path: Path) -> bytes:
 
 
 def read_yaml(path: Path) -> Node:
-    """The mapping in a YAML file. Raises UserError for whatever keeps it from being read."""
+    """Return the mapping in a YAML file. Raises UserError if it cannot be read."""
     name = str(path)
     try:
         raw = read_start(path)
@@ -168,16 +194,17 @@ def read_yaml(path: Path) -> Node:
 
 
 def parse_yaml(text: str, name: str, numbered: bool = True, unique: bool = True) -> Node:
-    """YAML text to nodes whose places are `name:line` (or just `name`, for text that came from no file).
+    """Parse YAML text to nodes whose places are `name:line`, or `name` for text that does not come from a file.
 
-    With `unique` a key that is given twice is an error, as in recipes; without it, its last value counts.
+    With `unique` a key that is given twice and a merge key (`<<`) are errors, as in recipes. Without it, for files of
+    other programs, the last value counts and merge keys are followed.
     """
     _refuse_unwritable(text, name)
     return _Builder(text, name, numbered, unique).document()
 
 
 def _refuse_unwritable(text: str, where: str) -> None:
-    """No argument or file holds a NUL, or half a character (what Python makes of arguments that are no UTF-8)."""
+    """Refuse a NUL, and half of a character, which Python makes of arguments that are not UTF-8."""
     try:
         if b"\0" not in text.encode():
             return
@@ -202,7 +229,7 @@ class _Builder:
         return f"{self._name}:{mark.line + 1}"
 
     def _guarded(self, text: str) -> Iterator[Any]:
-        """Events from libyaml where PyYAML has it; its errors become ours."""
+        """Yield the events of the text, by libyaml if PyYAML has it. Raises UserError for invalid YAML."""
         try:
             yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except yaml.YAMLError as exc:
@@ -275,6 +302,7 @@ class _Builder:
 
     def _mapping(self, depth: int) -> dict[str, Node]:
         entries: dict[str, Node] = {}
+        merged: list[Node] = []
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             mark = event.start_mark
             if not isinstance(event, yaml.ScalarEvent):
@@ -283,6 +311,9 @@ class _Builder:
             self._characters += len(key)
             _refuse_unwritable(key, self._where(mark))
             if key == "<<" and event.implicit[0]:
+                if not self._unique:
+                    merged.append(self._node(next(self._events), depth + 1))
+                    continue
                 raise self._fail("merge-key", "merge keys (<<) are not supported", mark, "use `extends:`")
             if key in entries and self._unique:
                 raise self._fail(
@@ -291,6 +322,10 @@ class _Builder:
                     mark,
                     "remove one of them",
                 )
-            # An entry's place is its key's line: that is the line a reader looks for.
+            # The place of an entry is the line of its key, where users look for it.
             entries[key] = self._node(next(self._events), depth + 1, self._where(mark))
+        for node in merged:
+            # A list merges several mappings, and the first of them wins. An entry of the mapping itself wins over all.
+            for source in node.value if isinstance(node.value, list) else (node,):
+                entries = {**source.entries(), **entries}
         return entries

@@ -1,6 +1,6 @@
 """The columns of a comparison, one list for every medium: table, Markdown, HTML, CSV and JSON.
 
-To add a column, add an entry to COLUMNS.
+To add a column, add an entry to COLUMNS. A dash in a cell means that the value is unknown.
 """
 
 from __future__ import annotations
@@ -8,52 +8,91 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8launch.report.cells import (
-    NONE,
-    cost_text,
-    count_text,
-    efficiency_text,
-    energy_text,
-    goodput_text,
-    loss_text,
-    memory_text,
-    mfu_text,
-    published_text,
-    ratio_text,
-    total_text,
-)
 from fp8launch.report.differences import settings_change_speed
-from fp8launch.report.entry import Entry, about_loss, scaling_modes
-from fp8launch.report.grouping import Measure
-from fp8launch.report.json_values import json_list
+from fp8launch.report.rows import Ratio, Row, about_loss, scaling_modes
+from fp8launch.report.run_report import Statistic, json_list
+from fp8launch.report.tables import Table
+
+NONE = "–"
+
+
+def ratio_text(ratio: Ratio | None, unit: str, digits: int, scale: float = 1) -> str:
+    """Render a ratio with its interval and mark, or say that it is not distinguishable from 1.
+
+    `*`: something else differs too; `!`: forced between unlike runs.
+    """
+    if ratio is None or ratio.missing:
+        return NONE
+    if ratio.value is None:
+        return NONE if ratio.comparability.comparable else "unlike"
+    text = f"{scale * ratio.value:.{digits}f}{unit}{ratio_mark(ratio)}"
+    interval = ratio.interval
+    if interval is None:
+        return text
+    if unit == "×":
+        # Intervals are often narrower than the last digit of the ratio.
+        digits += 1
+        if interval.low < 1 < interval.high or (ratio.excludes_one and not ratio.distinguishable):
+            # JSON and CSV have a ratio that may be noise; the table does not show it.
+            text = f"not distinguishable{ratio_mark(ratio)}"
+    bounds = f"{scale * interval.low:.{digits}f}, {scale * interval.high:.{digits}f}"
+    if interval.covers == "iterations":
+        bounds += " within"
+    return f"{text} [{bounds}]"
+
+
+def ratio_mark(ratio: Ratio) -> str:
+    if not ratio.comparability.comparable:
+        return "!"
+    if ratio.comparability.noted:
+        return "*"
+    return ""
+
+
+def mfu_text(row: Row) -> str:
+    if row.mfu is None or row.peak_tflops is None:
+        return NONE
+    return f"{100 * row.mfu.median:.1f} of {row.peak_tflops:g}"
+
+
+def published_text(row: Row) -> str:
+    published = row.published
+    if published is None:
+        return NONE
+    text = f"{published.tokens_per_s_per_gpu:,.0f}"
+    if published.ratio:
+        text += f" ({100 * published.ratio:.0f} %)"
+    if published.notes:
+        text += "*"
+    return text
 
 
 @dataclass(frozen=True)
 class Column:
     """One quantity of the rows.
 
-    `name` is its JSON field and `value` what stands there. `header`, with the unit, and `text` are what tables show,
-    right-aligned for a `number`; a column without a header is not in them. `csv` maps names of CSV columns to values;
+    `name` is its JSON field and `value` the field's content. Tables show `header`, with the unit, and `text`,
+    right-aligned for a `number`; they leave out a column without a header. `csv` maps names of CSV columns to values;
     without it the CSV has `name` with `value`.
     """
 
     name: str
-    value: Callable[[Entry], object]
+    value: Callable[[Row], object]
     header: str = ""
-    text: Callable[[Entry], str] = lambda entry: NONE
-    csv: Mapping[str, Callable[[Entry], object]] | None = None
+    text: Callable[[Row], str] = lambda row: NONE
+    csv: Mapping[str, Callable[[Row], object]] | None = None
     number: bool = True
 
     @property
-    def csv_cells(self) -> Mapping[str, Callable[[Entry], object]]:
+    def csv_cells(self) -> Mapping[str, Callable[[Row], object]]:
         return {self.name: self.value} if self.csv is None else self.csv
 
 
-def entry_json(entry: Entry) -> dict[str, object]:
+def row_json(row: Row) -> dict[str, object]:
     """Return a row as the JSON report has it."""
     found: dict[str, object] = {}
     for column in COLUMNS:
-        value = column.value(entry)
+        value = column.value(row)
         as_json = getattr(value, "as_json", None)
         found[column.name] = as_json() if as_json else value
     return found
@@ -67,19 +106,19 @@ def csv_names() -> list[str]:
     return names
 
 
-def csv_row(entry: Entry) -> list[object]:
-    """Return the cells of one line of the CSV file, numbers unrounded, None where nothing is known."""
+def csv_row(row: Row) -> list[object]:
+    """Return the cells of one line of the CSV file, numbers unrounded, None for unknown values."""
     cells = []
     for column in COLUMNS:
         for value in column.csv_cells.values():
-            cells.append(value(entry))
+            cells.append(value(row))
     return cells
 
 
 # --- What tables show -----------------------------------------------------------------------------------------------
 
 
-def _number(measure: Measure | None, digits: int) -> str:
+def _number(measure: Statistic | None, digits: int) -> str:
     if measure is None:
         return NONE
     if abs(measure.median) < 1:
@@ -87,17 +126,16 @@ def _number(measure: Measure | None, digits: int) -> str:
     return f"{measure.median:,.{digits}f}"
 
 
-def _spread(measure: Measure | None, digits: int) -> str:
+def _spread(measure: Statistic | None, digits: int) -> str:
     """`median ± half the interquartile range`; with repeats, half the range of the runs' medians instead."""
     if measure is None:
         return NONE
     return f"{_number(measure, digits)} ± {measure.spread:,.{digits}f}"
 
 
-def _runs_text(entry: Entry) -> str:
-    row = entry.row
+def _runs_text(row: Row) -> str:
     if row.status == "ok":
-        unhealthy = sum(run.report.status == "unhealthy" for run in row.runs)
+        unhealthy = sum(run.status == "unhealthy" for run in row.runs)
         counts = ((len(row.good) - unhealthy, "ok"), (unhealthy, "unhealthy"))
         return ", ".join(f"{count} {state}" for count, state in counts if count)
     return row.status
@@ -106,43 +144,36 @@ def _runs_text(entry: Entry) -> str:
 # --- What JSON and CSV hold -----------------------------------------------------------------------------------------
 
 
-def _status(entry: Entry) -> str:
-    row = entry.row
+def _status(row: Row) -> str:
     if row.status == "ok":
-        return "unhealthy" if any(run.report.status == "unhealthy" for run in row.runs) else "ok"
+        return "unhealthy" if any(run.status == "unhealthy" for run in row.runs) else "ok"
     if row.good:
         return "partial"
     if all(run.absent for run in row.runs):
         return "missing"
-    return row.runs[0].report.status
+    return row.runs[0].status
 
 
-def _runs(entry: Entry) -> list[dict[str, object]]:
+def _runs(row: Row) -> list[dict[str, object]]:
     runs: list[dict[str, object]] = []
-    for run in entry.row.runs:
-        status: str = run.report.status
-        if run.absent:
-            status = "missing"
-        goodput = None
-        if run.report.goodput:
-            goodput = run.report.goodput.as_json()
+    for run in row.runs:
         runs.append(
             {
                 "name": run.name,
-                "status": status,
+                "status": "missing" if run.absent else run.status,
                 "command": run.command,
-                "health": json_list(run.report.health),
-                "goodput": goodput,
+                "health": json_list(run.health),
+                "goodput": run.goodput and run.goodput.as_json(),
             }
         )
     return runs
 
 
-def _of(path: str) -> Callable[[Entry], object]:
-    """An attribute of the entry, such as `speedup.interval.low`; None where a part of the path is missing."""
+def _of(path: str) -> Callable[[Row], object]:
+    """An attribute of the row, such as `speedup.interval.low`; None if a part of the path is missing."""
 
-    def value(entry: Entry) -> object:
-        found: object = entry
+    def value(row: Row) -> object:
+        found: object = row
         for name in path.split("."):
             if found is None:
                 return None
@@ -152,24 +183,37 @@ def _of(path: str) -> Callable[[Entry], object]:
     return value
 
 
-def _unlike(entry: Entry) -> str | None:
-    if entry.speedup is None:
-        return None
-    return "; ".join(entry.speedup.comparability.unlike)
+def _quantity(name: str, of: str, header: str, form: str, scale: float = 1) -> Column:
+    """A plain number: `of` is its attribute. Cells show `scale` times it in Python's format `form`, a dash for zero."""
+    value = _of(of)
+
+    def text(row: Row) -> str:
+        number = value(row)
+        if not number:
+            return NONE
+        assert isinstance(number, int | float)
+        return format(scale * number, form)
+
+    return Column(name, value, header, text)
 
 
-def _noted(entry: Entry) -> str | None:
-    if entry.speedup is None:
-        return None
-    return "; ".join(entry.speedup.comparability.noted)
+def _measured(name: str, of: Callable[[Row], Statistic | None], header: str, digits: int) -> Column:
+    """A number with repeats and a spread: JSON has all of it, cells and the CSV file have its median."""
+    return Column(
+        name,
+        of,
+        header,
+        lambda row: _number(of(row), digits),
+        csv={name: lambda row: (measure := of(row)) and measure.median},
+    )
 
 
 # Its position in the table depends on what is compared.
 _LOSS = Column(
     "loss",
-    lambda e: e.loss,
+    lambda row: row.loss,
     "loss at the end (perplexity)",
-    loss_text,
+    lambda row: row.loss.text if row.loss else NONE,
     csv={
         "loss_last": _of("loss.last"),
         "loss_smoothed": _of("loss.smoothed"),
@@ -186,14 +230,14 @@ _RUNS = Column(
     _runs,
     "runs",
     _runs_text,
-    csv={"runs_ok": lambda e: len(e.row.good), "runs": lambda e: len(e.row.runs)},
+    csv={"runs_ok": lambda row: len(row.good), "runs": lambda row: len(row.runs)},
     number=False,
 )
 _SPEEDUP = Column(
     "speedup",
-    lambda e: e.speedup,
+    lambda row: row.speedup,
     "speed-up [95 % interval]",
-    lambda e: ratio_text(e.speedup, "×", 2),
+    lambda row: ratio_text(row.speedup, "×", 2),
     csv={
         "speedup": _of("speedup.value"),
         "speedup_unit": _of("speedup.unit"),
@@ -202,65 +246,59 @@ _SPEEDUP = Column(
         "speedup_covers": _of("speedup.interval.covers"),
         "speedup_against": _of("speedup.against"),
         "comparable": _of("speedup.comparability.comparable"),
-        "unlike": _unlike,
-        "noted": _noted,
+        "unlike": lambda row: row.speedup and "; ".join(row.speedup.comparability.unlike),
+        "noted": lambda row: row.speedup and "; ".join(row.speedup.comparability.noted),
     },
 )
 COLUMNS: tuple[Column, ...] = (
-    Column("variant", lambda e: e.row.label, "variant", lambda e: e.row.label, number=False),
-    Column("nodes", lambda e: e.row.nodes, "nodes", lambda e: count_text(e.row.nodes)),
-    Column("gpus", lambda e: e.row.world, "GPUs", lambda e: count_text(e.row.world)),
-    Column("status", _status, csv={"status": lambda e: e.row.status}),
-    Column("status_text", lambda e: e.row.status, csv={}),
+    Column("variant", lambda row: row.label, "variant", lambda row: row.label, number=False),
+    _quantity("nodes", "nodes", "nodes", "d"),
+    _quantity("gpus", "world", "GPUs", "d"),
+    Column("status", _status, csv={"status": lambda row: row.status}),
+    Column("status_text", lambda row: row.status, csv={}),
     _RUNS,
     Column(
         "tokens_per_s_per_gpu",
-        lambda e: e.tokens,
+        lambda row: row.tokens,
         "tokens/s/GPU",
-        lambda e: _spread(e.tokens, 0),
+        lambda row: _spread(row.tokens, 0),
         csv={"tokens_per_s_per_gpu": _of("tokens.median"), "tokens_per_s_per_gpu_iqr": _of("tokens.iqr")},
     ),
     Column(
         "step_time_ms",
-        lambda e: e.step_time,
+        lambda row: row.step_time,
         "step time (ms)",
-        lambda e: _spread(e.step_time, 1),
+        lambda row: _spread(row.step_time, 1),
         csv={
             "step_time_ms": _of("step_time.median"),
             "step_time_ms_iqr": _of("step_time.iqr"),
-            "step_time_ms_run_min": lambda e: e.step_time and min(e.step_time.runs),
-            "step_time_ms_run_max": lambda e: e.step_time and max(e.step_time.runs),
+            "step_time_ms_run_min": lambda row: row.step_time and min(row.step_time.runs),
+            "step_time_ms_run_max": lambda row: row.step_time and max(row.step_time.runs),
             "iteration_lines": _of("step_time.n"),
         },
     ),
-    Column(
-        "tflops_per_gpu",
-        lambda e: e.tflops,
-        "TFLOP/s/GPU",
-        lambda e: _number(e.tflops, 1),
-        csv={"tflops_per_gpu": _of("tflops.median")},
-    ),
-    Column("mfu", lambda e: e.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of("mfu.median")}),
-    Column("mfu_denominator_tflops", lambda e: e.peak_tflops),
-    Column("peak_memory_mib", lambda e: e.peak_memory_mib, "peak memory (GiB)", memory_text),
+    _measured("tflops_per_gpu", lambda row: row.tflops, "TFLOP/s/GPU", 1),
+    Column("mfu", lambda row: row.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of("mfu.median")}),
+    Column("mfu_denominator_tflops", lambda row: row.peak_tflops),
+    _quantity("peak_memory_mib", "peak_memory_mib", "peak memory (GiB)", ",.1f", scale=1 / 1024),
     _SPEEDUP,
     Column(
         "scaling_efficiency",
-        lambda e: e.efficiency,
+        lambda row: row.efficiency,
         "scaling efficiency{modes} (%)",
-        efficiency_text,
+        lambda row: ratio_text(row.efficiency.ratio, "", 1, 100) if row.efficiency else NONE,
         csv={
             "scaling": _of("efficiency.mode"),
             "scaling_efficiency": _of("efficiency.ratio.value"),
         },
     ),
-    Column("goodput", lambda e: e.goodput, "goodput (%)", goodput_text),
-    Column("tokens_per_s", lambda e: e.tokens_total, "tokens/s in all", total_text),
-    Column("energy_j_per_token", lambda e: e.energy_per_token, "energy (mJ/token)", energy_text),
-    Column("cost_per_million_tokens", lambda e: e.cost_per_million_tokens, "cost (per million tokens)", cost_text),
+    _quantity("goodput", "goodput", "goodput (%)", ".0f", scale=100),
+    _quantity("tokens_per_s", "tokens_total", "tokens/s in all", ",.0f"),
+    _quantity("energy_j_per_token", "energy_per_token", "energy (mJ/token)", ",.2f", scale=1e3),
+    _quantity("cost_per_million_tokens", "cost_per_million_tokens", "cost (per million tokens)", ",.4g"),
     Column(
         "published",
-        lambda e: e.published,
+        lambda row: row.published,
         "published tokens/s/GPU (ours in %)",
         published_text,
         csv={
@@ -269,53 +307,44 @@ COLUMNS: tuple[Column, ...] = (
         },
     ),
     _LOSS,
-    Column("notes", lambda e: list(e.notes), csv={}),
+    Column("notes", lambda row: list(row.notes), csv={}),
 )
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of text; `numbers` says which columns are right-aligned."""
-
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: tuple[bool, ...]
+def shows_speedup(rows: Sequence[Row]) -> bool:
+    """Return whether the speed-up is a result: between rows that differ only in how they learn it is noise."""
+    return not about_loss(rows) or settings_change_speed(rows)
 
 
-def shows_speedup(entries: Sequence[Entry]) -> bool:
-    """Whether the speed-up is a result: between rows that only learn differently it is noise."""
-    return not about_loss(entries) or settings_change_speed([entry.row for entry in entries])
-
-
-def _table_columns(entries: Sequence[Entry]) -> list[Column]:
+def _table_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns in the table's order. The loss comes first if the rows are about it, else it is left out."""
     ordered = list(COLUMNS)
     ordered.remove(_LOSS)
-    if about_loss(entries):
+    if about_loss(rows):
         ordered.insert(ordered.index(_RUNS) + 1, _LOSS)
-    if not shows_speedup(entries):
+    if not shows_speedup(rows):
         ordered.remove(_SPEEDUP)
     return ordered
 
 
-def main_table(entries: Sequence[Entry]) -> Table:
-    """Return the columns in which something is known. Runs without a number keep their row."""
-    modes = ", ".join(scaling_modes(entries))
+def main_table(rows: Sequence[Row]) -> Table:
+    """Return the columns with at least one known value. Runs without a number keep their row."""
+    modes = ", ".join(scaling_modes(rows))
     if modes:
         modes = f" ({modes})"
     headers: list[str] = []
     cells: list[list[str]] = []
     numbers: list[bool] = []
-    for column in _table_columns(entries):
+    for column in _table_columns(rows):
         if not column.header:
             continue
-        texts = list(map(column.text, entries))
+        texts = list(map(column.text, rows))
         if cells and set(texts) <= {NONE}:
             continue
-        if column.name == "tokens_per_s" and all((entry.row.world or 1) == 1 for entry in entries):
+        if column.name == "tokens_per_s" and all((row.world or 1) == 1 for row in rows):
             continue  # the same as tokens/s/GPU
         headers.append(column.header.format(modes=modes))
         cells.append(texts)

@@ -1,4 +1,4 @@
-"""Runs side by side: rows, ratios over a baseline, scaling, parity, other differences, and why it is not valid."""
+"""Runs side by side: rows, ratios over a baseline, scaling, parity, other differences, and reasons for invalidity."""
 
 from __future__ import annotations
 
@@ -6,32 +6,133 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from fp8launch.report.baseline import baseline_name, baseline_rows, counterpart
-from fp8launch.report.columns import entry_json
-from fp8launch.report.comparison_notes import comparison_notes, row_notes
+from fp8launch.report.columns import row_json
 from fp8launch.report.differences import (
     Comparability,
     FactDifference,
     affects_loss,
+    affects_speed,
     differing_facts,
     facts_of_axis,
     kind_of,
     settings_change_speed,
     speed_comparability,
 )
-from fp8launch.report.entry import Entry, about_loss, scaling_modes
-from fp8launch.report.goodput import goodput_of_runs
-from fp8launch.report.grouping import ComparisonRow, Measure, group_runs
-from fp8launch.report.json_values import json_list
-from fp8launch.report.loss_summary import loss_summary, swept_learning
+from fp8launch.report.losses import swept_learning
 from fp8launch.report.parity import TOLERANCE, Parity, parity
-from fp8launch.report.published import published_speed
-from fp8launch.report.run_data import RunData, with_unset
-from fp8launch.report.run_facts import SETTINGS
-from fp8launch.report.run_report import RunReport, Statistic
-from fp8launch.report.scaling import Ratio, ScalingEfficiency, efficiencies, ratio
+from fp8launch.report.ratios import (
+    baseline_name,
+    baseline_rows,
+    counterpart,
+    efficiencies,
+    ratio,
+)
+from fp8launch.report.read_run import NOT_SUBMITTED, SETTINGS, with_unset
+from fp8launch.report.rows import Published, Ratio, Row, about_loss, group_runs, scaling_modes
+from fp8launch.report.run_report import RunReport, json_list
 from fp8launch.report.steady_state import RULE
 from fp8launch.report.variant_labels import words_of
+from fp8launch.wording import counted
+
+# A longer list of names is cut, with a note.
+_MOST_NAMES = 8
+
+
+def row_notes(row: Row, recomputed: bool) -> list[str]:
+    """Return the notes on one row. `recomputed`: TFLOP/s do not come from the logs."""
+    notes = list(row.notes)
+    if recomputed and any(not run.speed.tflops_per_gpu_recomputed for run in row.good):
+        notes.append("TFLOP/s are the log's own: its arguments do not determine them")
+    names = ", ".join(filter(affects_speed, differing_facts(row.runs)))
+    if names:
+        notes.append(f"its runs differ in {names}")
+    for run in row.good:
+        notes += [f"{run.name}: {problem.sentence}" for problem in run.health]
+    notes += dict.fromkeys(chain.from_iterable(run.notes for run in row.good))
+    return notes
+
+
+def comparison_notes(rows: Sequence[Row], recomputed: bool) -> list[str]:
+    """Return the notes on all rows together."""
+    notes = []
+    if recomputed:
+        notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
+    absent: list[RunReport] = []
+    peaks: set[object] = set()
+    for row in rows:
+        for run in row.runs:
+            if run.absent:
+                absent.append(run)
+            if run.good and run.speed.mfu_denominator:
+                peaks.add(run.speed.mfu_denominator["peak_tflops"])
+    notes += filter(None, map(_merged, rows))
+    if absent:
+        notes.append(_note_of_absent(absent))
+    if any(map(_within_single_runs, rows)):
+        notes.append(
+            "the interval between two single runs covers their iterations, not the differences between runs: "
+            "--repeat 3 measures them"
+        )
+    if len(peaks) > 1:
+        notes.append("MFU divides by the peak of each variant's own data type: compare speeds, not MFUs")
+    return notes
+
+
+def _within_single_runs(row: Row) -> bool:
+    ratios = [row.speedup, row.efficiency.ratio if row.efficiency else None]
+    return any(ratio.interval.covers == "iterations" for ratio in ratios if ratio and ratio.interval)
+
+
+def _merged(row: Row) -> str:
+    """Name the runs that one row summarizes, with the mean loss of several seeds; empty for a single run."""
+    runs = row.runs
+    if len(runs) < 2:
+        return ""
+    what = counted(len(runs), "repeat")
+    seeds = {str(run.facts["seed"]) for run in runs if "seed" in run.facts}
+    if len(seeds) > 1:
+        numbers = sorted(seeds, key=lambda seed: (len(seed), seed))
+        what = f"{counted(len(seeds), 'seed')} ({_some(numbers)})"
+        if len(runs) > len(seeds):
+            what += f" in {counted(len(runs), 'run')}"
+    loss = row.loss
+    if loss and loss.interval:
+        what += f", mean loss {loss.end:.4f}, 95 % interval {loss.interval.low:.4f} to {loss.interval.high:.4f}"
+    return f"{row.name}: {what}: {_some([run.name for run in runs])}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Join the first names, with the number of the others."""
+    shown = list(names[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        shown.append(f"and {len(names) - _MOST_NAMES} more")
+    return ", ".join(shown)
+
+
+def _note_of_absent(runs: Sequence[RunReport]) -> str:
+    text = f"{counted(len(runs), 'run')} of the study missing: {_some([run.name for run in runs])}"
+    if any(run.absent == NOT_SUBMITTED for run in runs):
+        text += "; repeat the same `submit` to submit the rest"
+    return text
+
+
+def published_speed(row: Row, rows: Sequence[Row]) -> Published | None:
+    """Compare a row with the speed that its recipe quotes; None if it quotes none."""
+    figure = next((run.reference for run in row.runs if run.reference), {})
+    value = figure.get("tokens_per_s_per_gpu")
+    if not isinstance(value, int | float) or not value > 0:
+        return None
+    gpus = figure.get("gpus")
+    notes = []
+    if gpus and row.world and gpus != row.world:
+        notes.append(f"the published figure is for {gpus} GPUs")
+    if len({other.label for other in rows for run in other.runs if run.reference == figure}) > 1:
+        notes.append("the recipe quotes one figure for several variants: it can be of only one of them")
+    ours = row.tokens.median / value if row.tokens else None
+    return Published(
+        float(value), figure.get("tflops_per_gpu"), gpus, str(figure.get("source", "")), ours, tuple(notes)
+    )
+
 
 # A larger relative difference means that the log counts TFLOP/s by another formula, not that it rounds them.
 SAME_FORMULA = 0.01
@@ -41,7 +142,7 @@ SAME_FORMULA = 0.01
 class Comparison:
     """Valid unless a ratio between unlike runs was refused, or forced, or no run has a number."""
 
-    entries: tuple[Entry, ...]
+    rows: tuple[Row, ...]
     differences: tuple[FactDifference, ...]
     parities: tuple[Parity, ...]
     baseline: str | None
@@ -50,25 +151,21 @@ class Comparison:
     rule: str = RULE
 
     @property
-    def rows(self) -> list[ComparisonRow]:
-        return [entry.row for entry in self.entries]
-
-    @property
-    def good(self) -> list[Entry]:
-        """The rows with a number."""
-        return [entry for entry in self.entries if entry.row.good]
+    def good(self) -> list[Row]:
+        """Return the rows with a number."""
+        return [row for row in self.rows if row.good]
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why the comparison is not valid."""
+        """The reasons why the comparison is not valid."""
         found = []
         if not self.good:
             found.append("no run has a number to compare")
-        for name, entry, one in self.ratios():
+        for name, row, one in self.ratios():
             # A failed run has no ratio.
             if not one.missing and not one.comparability.comparable:
                 reasons = "; ".join(one.comparability.unlike)
-                found.append(f"{name} of {entry.row.name} over {one.against}: {reasons}")
+                found.append(f"{name} of {row.name} over {one.against}: {reasons}")
         return tuple(found)
 
     @property
@@ -77,18 +174,18 @@ class Comparison:
 
     @property
     def about_loss(self) -> bool:
-        """Whether the rows differ in how they learn, so that the loss is the result and the speed is not."""
-        return about_loss(self.entries)
+        """Return whether the rows differ in how they learn, so that the loss is the result and the speed is not."""
+        return about_loss(self.rows)
 
-    def ratios(self) -> Iterator[tuple[str, Entry, Ratio]]:
-        """Yield every ratio by its name, `speed-up` or `scaling`, with its entry."""
-        for entry in self.entries:
-            if entry.speedup:
-                yield "speed-up", entry, entry.speedup
-            if entry.efficiency:
-                yield "scaling", entry, entry.efficiency.ratio
+    def ratios(self) -> Iterator[tuple[str, Row, Ratio]]:
+        """Yield every ratio by its name, `speed-up` or `scaling`, with its row."""
+        for row in self.rows:
+            if row.speedup:
+                yield "speed-up", row, row.speedup
+            if row.efficiency:
+                yield "scaling", row, row.efficiency.ratio
 
-    def runs(self) -> list[RunData]:
+    def runs(self) -> list[RunReport]:
         return list(chain.from_iterable(row.runs for row in self.rows))
 
     def commands(self) -> list[str]:
@@ -98,13 +195,13 @@ class Comparison:
     def as_json(self) -> dict[str, object]:
         phases = {}
         for run in self.runs():
-            if len(run.report.phases) > 1:
-                phases[run.name] = json_list(run.report.phases)
+            if len(run.phases) > 1:
+                phases[run.name] = json_list(run.phases)
         return {
             "comparable": self.valid,
             "reasons": list(self.problems),
             "baseline": self.baseline,
-            "rows": list(map(entry_json, self.entries)),
+            "rows": list(map(row_json, self.rows)),
             "differences": json_list(self.differences),
             "parity": json_list(self.parities),
             "phases": phases,
@@ -115,7 +212,7 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[RunData],
+    runs: Sequence[RunReport],
     baseline: str | None = None,
     *,
     price_per_gpu_hour: float | None = None,
@@ -124,37 +221,47 @@ def compare(
 ) -> Comparison:
     """Compare runs side by side. Raises UserError for a baseline that no row has."""
     runs = with_unset(runs)
-    rows = group_runs(runs)
+    grouped = group_runs(runs)
     axes = _axes(runs)
-    bases = baseline_rows(rows, baseline)
-    scaling = efficiencies(rows, force)
-    recomputed = _counts_differ(rows)
-    entries = []
+    bases = baseline_rows(grouped, baseline)
+    scaling = efficiencies(grouped, force)
+    recomputed = _counts_differ(grouped)
+    rows = []
     parities: list[Parity] = []
-    for row in rows:
+    for row in grouped:
         speedup = None
         if bases:
             base = counterpart(row, bases)
             if row.facts.get("precision") != base.facts.get("precision"):
                 parities += _parities(row, base, tolerance)
-            if len(rows) > 1:
+            if len(grouped) > 1:
                 speedup = _speedup(row, base, axes, force)
-        entries.append(_entry(row, speedup, scaling.get(row.name), recomputed, price_per_gpu_hour, rows))
-    if scaling_modes(entries) == ["weak"]:
+        rows.append(
+            replace(
+                row,
+                notes=tuple(row_notes(row, recomputed)),
+                speedup=speedup,
+                efficiency=scaling.get(row.name),
+                published=published_speed(row, grouped),
+                recomputed_tflops=recomputed,
+                price_per_gpu_hour=price_per_gpu_hour,
+            )
+        )
+    if scaling_modes(rows) == ["weak"]:
         # In weak scaling the batch grows with the GPUs, as it should.
         axes.add("global_batch_size")
     return Comparison(
-        tuple(entries),
+        tuple(rows),
         tuple(_differences(rows, axes)),
         tuple(parities),
         baseline_name(bases, baseline),
-        tuple(comparison_notes(entries, recomputed)),
+        tuple(comparison_notes(rows, recomputed)),
         price_per_gpu_hour,
     )
 
 
-def _axes(runs: Sequence[RunData]) -> set[str]:
-    """Facts that the study varies. The number of nodes is not one of them: scaling has a measure of its own."""
+def _axes(runs: Sequence[RunReport]) -> set[str]:
+    """Return the facts that the study varies, without the number of nodes: scaling has its own measure."""
     keys: set[str] = set()
     for run in runs:
         if run.study:
@@ -162,12 +269,12 @@ def _axes(runs: Sequence[RunData]) -> set[str]:
     return set().union(*map(facts_of_axis, keys - {"nodes", "resources.nodes"})) - {"seed"}
 
 
-def _speedup(row: ComparisonRow, base: ComparisonRow, axes: set[str], force: bool) -> Ratio | None:
+def _speedup(row: Row, base: Row, axes: set[str], force: bool) -> Ratio | None:
     if base is not row:
         compared = axes | {name for name in differing_facts([row, base]) if _names_tell(name, row, base)}
         found = ratio(row, base, speed_comparability(row.facts, base.facts, compared), force)
         if swept_learning([row, base]) and not settings_change_speed([row, base]):
-            # Rows that only learn differently have the same speed: their ratio is noise.
+            # Rows that differ only in how they learn have the same speed: their ratio is noise.
             found = replace(found, value=None, interval=None)
         return found
     if row.good:
@@ -175,8 +282,8 @@ def _speedup(row: ComparisonRow, base: ComparisonRow, axes: set[str], force: boo
     return None
 
 
-def _names_tell(fact: str, row: ComparisonRow, base: ComparisonRow) -> bool:
-    """Whether the rows are named by their values of an argument, which then is what is compared."""
+def _names_tell(fact: str, row: Row, base: Row) -> bool:
+    """Return whether the rows are named by their values of an argument: then they are compared by it."""
     if kind_of(fact) != "noted" or fact == "script" or fact.startswith(SETTINGS):
         return False
     words = []
@@ -184,100 +291,31 @@ def _names_tell(fact: str, row: ComparisonRow, base: ComparisonRow) -> bool:
         if fact not in one.facts:
             return False
         words.append(words_of(fact, one.facts[fact]))
-    told = all(not text or text in one.label.split(", ") for text, one in zip(words, (row, base), strict=True))
-    return told and any(words)
+    named = all(not text or text in one.label.split(", ") for text, one in zip(words, (row, base), strict=True))
+    return named and any(words)
 
 
-def _parities(row: ComparisonRow, base: ComparisonRow, tolerance: float) -> list[Parity]:
-    mine, theirs = _with_lines(row), _with_lines(base)
+def _parities(row: Row, base: Row, tolerance: float) -> list[Parity]:
+    mine, theirs = ([run for run in one.runs if run.training.lines] for one in (row, base))
     if not mine or not theirs:
         return []
     return [parity(mine, theirs, tolerance, (row.name, base.name))]
 
 
-def _with_lines(row: ComparisonRow) -> list[RunData]:
-    return [run for run in row.runs if run.report.lines]
-
-
-def _counts_differ(rows: Sequence[ComparisonRow]) -> bool:
-    """Whether the logs count TFLOP/s in more than one way; then they are recomputed for all."""
+def _counts_differ(rows: Sequence[Row]) -> bool:
+    """Return whether the logs count TFLOP/s in more than one way; then they are recomputed for all."""
     for row in rows:
         for run in row.good:
-            logged, ours = run.report.tflops_per_gpu, run.report.tflops_per_gpu_recomputed
-            if logged and ours and run.report.tflops_source == "logged":
+            logged, ours = run.speed.tflops_per_gpu, run.speed.tflops_per_gpu_recomputed
+            if logged and ours and run.speed.tflops_source == "logged":
                 off = abs(logged.median / ours.median - 1)
                 if off > SAME_FORMULA:
                     return True
     return False
 
 
-def _entry(
-    row: ComparisonRow,
-    speedup: Ratio | None,
-    efficiency: ScalingEfficiency | None,
-    recomputed: bool,
-    price: float | None,
-    rows: Sequence[ComparisonRow],
-) -> Entry:
-    tokens = row.measure(lambda report: report.tokens_per_s_per_gpu)
-    step_time = row.measure(lambda report: report.step_time_ms)
-    tflops = row.measure(lambda report: _tflops(report, recomputed))
-    peak = _peak_tflops(row)
-    memory = row.known(lambda report: report.peak_memory_mib)
-    tokens_total, cost = None, None
-    if tokens and row.world:
-        tokens_total = tokens.median * row.world
-    if tokens and price:
-        cost = price / 3600 / tokens.median * 1e6
-    return Entry(
-        row=row,
-        tokens=tokens,
-        step_time=step_time,
-        tflops=tflops,
-        mfu=_mfu(tflops, peak),
-        peak_tflops=peak,
-        peak_memory_mib=max(memory, default=None),
-        tokens_total=tokens_total,
-        energy_per_token=_energy_per_token(row, tokens, step_time),
-        cost_per_million_tokens=cost,
-        speedup=speedup,
-        efficiency=efficiency,
-        published=published_speed(row, tokens, rows),
-        notes=tuple(row_notes(row, recomputed)),
-        loss=loss_summary(row.good),
-        goodput=goodput_of_runs([run.report.goodput for run in row.runs]),
-    )
-
-
-def _tflops(report: RunReport, recomputed: bool) -> Statistic | None:
-    if recomputed and report.tflops_per_gpu_recomputed:
-        return report.tflops_per_gpu_recomputed
-    return report.tflops_per_gpu
-
-
-def _peak_tflops(row: ComparisonRow) -> float | None:
-    for run in row.good:
-        if run.report.mfu_denominator:
-            return float(str(run.report.mfu_denominator["peak_tflops"]))
-    return None
-
-
-def _mfu(tflops: Measure | None, peak: float | None) -> Measure | None:
-    if tflops is None or not peak:
-        return None
-    return tflops.over(peak)
-
-
-def _energy_per_token(row: ComparisonRow, tokens: Measure | None, step_time: Measure | None) -> float | None:
-    """Joules per iteration over tokens per iteration, both of one GPU."""
-    energy = row.measure(lambda report: report.energy_j_per_gpu)
-    if energy is None or tokens is None or step_time is None:
-        return None
-    return energy.median / (tokens.median * step_time.median / 1e3)
-
-
-def _differences(rows: Sequence[ComparisonRow], axes: set[str]) -> list[FactDifference]:
-    """Differences between the rows that matter to speed or loss; those that forbid ratios come first."""
+def _differences(rows: Sequence[Row], axes: set[str]) -> list[FactDifference]:
+    """Return the differences that matter to speed or loss; differences that forbid ratios come first."""
     found = []
     for name in differing_facts(rows):
         kind = kind_of(name)

@@ -1,4 +1,4 @@
-"""The result of a comparison in one sentence: what was fastest and by how much, or which loss was lowest.
+"""The result of a comparison in one sentence: the fastest row and its lead, or the lowest loss.
 
 A difference is stated only if its 95 % interval excludes zero. Rows that cannot be compared are left out and named.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from fp8launch.report.comparison import Comparison
@@ -17,12 +16,10 @@ from fp8launch.report.differences import (
     settings_change_speed,
     unstated,
 )
-from fp8launch.report.entry import Entry, scaling_modes
-from fp8launch.report.grouping import ComparisonRow, labels_of
 from fp8launch.report.intervals import Interval, difference_interval
-from fp8launch.report.loss_summary import LossSummary, learning_settings, loss_summary, ranked_by_loss
+from fp8launch.report.losses import LossSummary, learning_settings, loss_summary, ranked_by_loss
 from fp8launch.report.parity import Parity
-from fp8launch.report.scaling import Ratio
+from fp8launch.report.rows import Ratio, Row, labels_of, scaling_modes
 from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import counted
 
@@ -40,7 +37,7 @@ def conclusion(comparison: Comparison) -> str:
         sentences = [_alone(good[0])]
     else:
         sentences = _about_loss(good)
-        if not sentences or settings_change_speed([entry.row for entry in good]):
+        if not sentences or settings_change_speed(good):
             speed = [_about_speed(comparison, good), _about_parity(comparison)]
             out = unlike_rows(comparison)
             if out:
@@ -53,8 +50,7 @@ def conclusion(comparison: Comparison) -> str:
 def _without_result(comparison: Comparison) -> list[str]:
     """Name the runs that the other sentences leave out, such as the seeds that diverged at a high learning rate."""
     found, none = [], []
-    for entry in comparison.entries:
-        row = entry.row
+    for row in comparison.rows:
         if not row.good:
             none.append(f"{row.name} ({row.faults})")
         elif row.faults:
@@ -71,9 +67,9 @@ def _without_result(comparison: Comparison) -> list[str]:
 def unlike_rows(comparison: Comparison) -> dict[str, str]:
     """Return the rows without a ratio to the baseline because other work or another machine was measured, and why."""
     found: dict[str, str] = {}
-    for _, entry, ratio in comparison.ratios():
+    for _, row, ratio in comparison.ratios():
         if ratio.value is None and not ratio.missing and not ratio.comparability.comparable:
-            found.setdefault(entry.row.name, "; ".join(ratio.comparability.unlike))
+            found.setdefault(row.name, "; ".join(ratio.comparability.unlike))
     return found
 
 
@@ -90,44 +86,37 @@ def names(rows: Sequence[str]) -> str:
 # --- Speed ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Rated:
-    """A row with its speed relative to another row, `base`."""
-
-    name: str
-    base: str
-    value: float
-    ratio: Ratio
-
-    @property
-    def interval(self) -> Interval | None:
-        return self.ratio.interval
-
-    @property
-    def sure(self) -> bool:
-        return self.ratio.distinguishable
-
-    def may_equal(self, other: _Rated) -> bool:
-        """Whether two ratios relative to the same row may be the same."""
-        if self.interval is None or other.interval is None:
-            return True
-        return self.interval.high >= other.interval.low and other.interval.high >= self.interval.low
+# A row's name with its speed relative to another row; the ratio's value is never None.
+_Rated = tuple[str, Ratio]
 
 
-def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
-    scaled = [entry for entry in good if entry.efficiency and entry.efficiency.ratio.value]
+def _value(rated: _Rated) -> float:
+    _, ratio = rated
+    assert ratio.value is not None
+    return ratio.value
+
+
+def _may_be_equal(a: Ratio, b: Ratio) -> bool:
+    """Return whether two ratios relative to the same row may be the same."""
+    if a.interval is None or b.interval is None:
+        return True
+    return a.interval.high >= b.interval.low and b.interval.high >= a.interval.low
+
+
+def _about_speed(comparison: Comparison, good: Sequence[Row]) -> str:
+    scaled = [row for row in good if row.efficiency and row.efficiency.ratio.value]
     if len(scaled) > 1 and not _settings_beyond_size(good):
         return _scaling(scaled)
     rated, unknown = [], False
-    for entry in good:
-        speedup = entry.speedup
-        if speedup is None or speedup.value is None or speedup.against == entry.row.name:
+    for row in good:
+        speedup = row.speedup
+        if speedup is None or speedup.value is None or speedup.against == row.name:
             continue
         if arguments_unknown(speedup.comparability):
             unknown = True
-            continue
-        rated.append(_Rated(entry.row.name, speedup.against, speedup.value, speedup))
-    bases = {one.base for one in rated}
+        else:
+            rated.append((row.name, speedup))
+    bases = {ratio.against for _, ratio in rated}
     if len(bases) == 1:
         return _fastest(rated, bases.pop())
     if bases:
@@ -144,31 +133,31 @@ def _about_speed(comparison: Comparison, good: Sequence[Entry]) -> str:
     return _alone(good[0])
 
 
-def _settings_beyond_size(good: Sequence[Entry]) -> bool:
-    """Whether settings other than the number of GPUs change the speed."""
-    by_size: dict[int | None, list[ComparisonRow]] = {}
-    for entry in good:
-        by_size.setdefault(entry.row.world, []).append(entry.row)
+def _settings_beyond_size(good: Sequence[Row]) -> bool:
+    """Return whether settings other than the number of GPUs change the speed."""
+    by_size: dict[int | None, list[Row]] = {}
+    for row in good:
+        by_size.setdefault(row.world, []).append(row)
     return any(map(settings_change_speed, by_size.values()))
 
 
-def _without_arguments(good: Sequence[Entry]) -> str:
+def _without_arguments(good: Sequence[Row]) -> str:
     """Name the rows whose logs do not determine their work."""
-    lacking = [entry.row.name for entry in good if unstated(entry.row.facts)]
+    lacking = [row.name for row in good if unstated(row.facts)]
     return f"the logs of {names(lacking)} do" if len(lacking) > 1 else f"the log of {names(lacking)} does"
 
 
-def _alone(entry: Entry) -> str:
+def _alone(row: Row) -> str:
     found = []
-    if entry.loss and entry.loss.seeds > 1:
-        found.append(_loss_of_seeds(entry.loss))
-    if entry.tokens:
-        found.append(f"{entry.tokens.median:,.0f} ± {entry.tokens.spread:,.0f} tokens/s/GPU")
-    elif entry.step_time:
-        found.append(f"{entry.step_time.median:,.1f} ± {entry.step_time.spread:,.1f} ms per iteration")
+    if row.loss and row.loss.seeds > 1:
+        found.append(_loss_of_seeds(row.loss))
+    if row.tokens:
+        found.append(f"{row.tokens.median:,.0f} ± {row.tokens.spread:,.0f} tokens/s/GPU")
+    elif row.step_time:
+        found.append(f"{row.step_time.median:,.1f} ± {row.step_time.spread:,.1f} ms per iteration")
     else:
-        return f"{entry.row.name}: no speed known"
-    return f"{entry.row.name}: {'; '.join(found)}, with nothing to compare it to"
+        return f"{row.name}: no speed known"
+    return f"{row.name}: {'; '.join(found)}, with nothing to compare it to"
 
 
 def _interval(interval: Interval | None) -> str:
@@ -185,30 +174,34 @@ def _within(interval: Interval) -> str:
 
 def _fastest(rated: Sequence[_Rated], base: str) -> str:
     """Name the fastest row, `base` included, if the intervals support it."""
-    rated = sorted(rated, key=lambda one: one.value, reverse=True)
-    faster = [one for one in rated if one.sure and one.value > 1]
+    rated = sorted(rated, key=_value, reverse=True)
+    faster = [one for one in rated if one[1].distinguishable and _value(one) > 1]
     if faster:
-        best = faster[0]
-        reached = f"{best.value:.2f}× {base} ({_interval(best.interval)})"
-        near = [one.name for one in rated if one is not best and (one.may_equal(best) or one.value >= best.value)]
+        best, ratio = faster[0]
+        reached = f"{_value(faster[0]):.2f}× {base} ({_interval(ratio.interval)})"
+        near = [
+            one[0]
+            for one in rated
+            if one is not faster[0] and (_may_be_equal(one[1], ratio) or _value(one) >= _value(faster[0]))
+        ]
         if near:
-            return f"{names([best.name, *near])} were fastest, without a clear order: {best.name} reached {reached}"
-        return f"{best.name} was fastest: {reached}"
-    unsure = [one for one in rated if not one.sure]
+            return f"{names([best, *near])} were fastest, without a clear order: {best} reached {reached}"
+        return f"{best} was fastest: {reached}"
+    unsure = [one for one in rated if not one[1].distinguishable]
     if not unsure:
-        next_best = rated[0]
-        text = f"{base} was fastest: {next_best.name} reached {next_best.value:.2f}× of it"
-        return f"{text} ({_interval(next_best.interval)})"
-    if any(one.ratio.excludes_one for one in unsure):
-        widest = max(unsure, key=lambda one: abs(one.value - 1))
-        gap, noise = 100 * abs(widest.value - 1), 100 * widest.ratio.noise
+        next_best, ratio = rated[0]
+        text = f"{base} was fastest: {next_best} reached {_value(rated[0]):.2f}× of it"
+        return f"{text} ({_interval(ratio.interval)})"
+    alike = names([base, *(name for name, _ in unsure)])
+    if any(ratio.excludes_one for _, ratio in unsure):
+        widest = max(unsure, key=lambda one: abs(_value(one) - 1))
+        gap, noise = 100 * abs(_value(widest) - 1), 100 * widest[1].noise
         return (
-            f"No winner can be named among {names([base, *(one.name for one in unsure)])}: single runs that differ "
+            f"No winner can be named among {alike}: single runs that differ "
             f"by {gap:.0f} %{' at most' if len(unsure) > 1 else ''}, less than the interquartile ranges of their "
             f"steps ({noise:.0f} % together); --repeat 3 measures how much runs differ"
         )
-    alike = names([base, *(one.name for one in unsure)])
-    intervals = [one.interval for one in unsure if one.interval]
+    intervals = [ratio.interval for _, ratio in unsure if ratio.interval]
     if not intervals:
         return f"No difference in speed can be shown between {alike}: too few iterations"
     shown = _interval(intervals[0])
@@ -220,8 +213,9 @@ def _fastest(rated: Sequence[_Rated], base: str) -> str:
 
 def _in_pairs(rated: Sequence[_Rated], comparison: Comparison) -> str:
     """Sum up many pairs of a row and its own baseline."""
-    faster = [one.value for one in rated if one.sure and one.value > 1]
-    slower = [one.value for one in rated if one.sure and one.value < 1]
+    sure = [one for one in rated if one[1].distinguishable]
+    faster = [value for value in map(_value, sure) if value > 1]
+    slower = [value for value in map(_value, sure) if value < 1]
     unsure = len(rated) - len(faster) - len(slower)
     base = comparison.baseline or "the baseline"
     parts = []
@@ -234,8 +228,8 @@ def _in_pairs(rated: Sequence[_Rated], comparison: Comparison) -> str:
     text = f"Of {len(rated)} rows against {base} of the same work: {', '.join(parts)}"
     if not faster:
         return text
-    best = max((one for one in rated if one.sure), key=lambda one: one.value)
-    return f"{text}; the largest gain is {best.name} with {best.value:.2f}× ({_interval(best.interval)})"
+    best, ratio = max(sure, key=_value)
+    return f"{text}; the largest gain is {best} with {max(faster):.2f}× ({_interval(ratio.interval)})"
 
 
 def _range(ratios: Sequence[float]) -> str:
@@ -245,15 +239,15 @@ def _range(ratios: Sequence[float]) -> str:
     return f"{low} to {high}×, median {statistics.median(ratios):.2f}×"
 
 
-def _scaling(scaled: Sequence[Entry]) -> str:
+def _scaling(scaled: Sequence[Row]) -> str:
     """State the efficiencies of a variant at each size, or of several variants at their largest size."""
     modes = scaling_modes(scaled)
-    by_label: dict[str, list[tuple[str, Ratio]]] = {}
-    for entry in scaled:
-        assert entry.efficiency is not None
-        ratio = entry.efficiency.ratio
-        if ratio.against != entry.row.name:
-            by_label.setdefault(entry.row.label, []).append((entry.row.name, ratio))
+    by_label: dict[str, list[_Rated]] = {}
+    for row in scaled:
+        assert row.efficiency is not None
+        ratio = row.efficiency.ratio
+        if ratio.against != row.name:
+            by_label.setdefault(row.label, []).append((row.name, ratio))
     shown = list(chain.from_iterable(by_label.values()))
     if len(shown) > _MOST_NAMES:
         shown = [sized[-1] for sized in by_label.values()]
@@ -272,7 +266,7 @@ def _scaling(scaled: Sequence[Entry]) -> str:
 
 
 def _about_parity(comparison: Comparison) -> str:
-    """Whether the losses of other precisions agree with their baseline's."""
+    """Return whether the losses of other precisions agree with their baseline's."""
     out = unlike_rows(comparison)
     parities = [one for one in comparison.parities if one.variant not in out]
     if not parities:
@@ -292,7 +286,11 @@ def _about_parity(comparison: Comparison) -> str:
     agree = by_verdict.get("within tolerance", [])
     tolerance = f"{100 * parities[0].tolerance:g} %"
     if len(agree) == len(judged):
-        return _all_agree(judged, len(parities) - len(judged), tolerance)
+        text = "losses agree"
+        if len(judged) < len(parities):
+            text = f"{len(judged)} losses agree, {len(parities) - len(judged)} not judged"
+        baseline = judged[0].baseline if len(judged) == 1 else "the baseline"
+        return f"{text} (within {tolerance} of {baseline})"
     parts = []
     for verdict in ("apart", "diverged", "lower", "undecided"):
         if verdict in by_verdict:
@@ -300,16 +298,6 @@ def _about_parity(comparison: Comparison) -> str:
     if agree:
         parts.append(f"{len(agree)} of {len(judged)} losses agree within {tolerance}")
     return "; ".join(parts)
-
-
-def _all_agree(judged: Sequence[Parity], not_judged: int, tolerance: str) -> str:
-    text = "losses agree"
-    if not_judged:
-        text = f"{len(judged)} losses agree, {not_judged} not judged"
-    baseline = "the baseline"
-    if len(judged) == 1:
-        baseline = judged[0].baseline
-    return f"{text} (within {tolerance} of {baseline})"
 
 
 def _of_verdict(parities: Sequence[Parity]) -> str:
@@ -331,12 +319,12 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
     return f"the loss of {rows} is not the baseline's within {100 * parities[0].tolerance:g} % ({shown})"
 
 
-def _about_loss(good: Sequence[Entry]) -> list[str]:
-    """Rank the losses at the end, separately for each task, or state the loss of several seeds of one setting.
+def _about_loss(good: Sequence[Row]) -> list[str]:
+    """Rank the final losses, separately for each task, or state the loss of several seeds of one setting.
 
     Losses of precisions alone are compared with their baseline's, iteration by iteration, and not ranked.
     """
-    rows = [entry.row for entry in good if entry.loss]
+    rows = [row for row in good if row.loss]
     tasks = ranked_by_loss(rows)
     sentences = []
     for task in tasks:
@@ -355,13 +343,13 @@ def _about_loss(good: Sequence[Entry]) -> list[str]:
     return sentences
 
 
-def _by_setting(rows: Sequence[ComparisonRow], only_task: bool) -> list[tuple[str, LossSummary]]:
+def _by_setting(rows: Sequence[Row], only_task: bool) -> list[tuple[str, LossSummary]]:
     """Pool rows that differ only in size or speed: one loss for each way to learn.
 
-    A pooled loss has the name of its setting, or of its first row where the setting does not say which task it is.
+    A pooled loss has the name of its setting, or of its first row if the setting does not identify the task.
     """
     deciding = learning_settings(rows)
-    settings: dict[tuple[str, ...], list[ComparisonRow]] = {}
+    settings: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         settings.setdefault(tuple(str(row.facts.get(name)) for name in deciding), []).append(row)
     pooled = []

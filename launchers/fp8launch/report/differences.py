@@ -1,6 +1,6 @@
 """Differences between runs, and their effect on a ratio of speeds.
 
-unlike   another amount of work per token or per step, or another machine: the ratio is refused
+unlike   a different amount of work per token or per step, or a different machine: the ratio is refused
 noted    may change the speed: the ratio is given with a mark
 neutral  does not change the speed (seeds, learning rates, paths): matters to loss parity at most
 """
@@ -65,7 +65,7 @@ _INITIALISATION = _words(
     "use_megatron_fsdp"
 )
 
-# Follows from another fact, which is compared; or belongs to the precision, which has a name of its own.
+# Facts that follow from another, compared fact, or belong to the precision, which is compared by name.
 _DERIVED = _words("""
     data_parallel_size transformer_pipeline_model_parallel_size tensor_parallel_num_weight_shards
     expert_tensor_parallel_num_weight_shards encoder_num_layers decoder_num_layers encoder_seq_length
@@ -121,7 +121,7 @@ class Comparability:
 
 @dataclass(frozen=True)
 class FactDifference:
-    """A fact that is not the same in all rows: `values` by row label, in the order of the rows."""
+    """A fact that differs between rows: `values` by row label, in the order of the rows."""
 
     name: str
     kind: Effect
@@ -129,14 +129,10 @@ class FactDifference:
     values: Mapping[str, object]
 
     def as_json(self) -> dict[str, object]:
-        values = {label: _plain(value) for label, value in self.values.items()}
+        values = {}
+        for label, value in self.values.items():
+            values[label] = value if isinstance(value, str | int | float) else str(value)
         return {"name": self.name, "kind": self.kind, "axis": self.axis, "values": values}
-
-
-def _plain(value: object) -> str | int | float:
-    if isinstance(value, str | int | float):
-        return value
-    return str(value)
 
 
 def kind_of(name: str) -> Effect:
@@ -152,12 +148,12 @@ def affects_speed(name: str) -> bool:
 
 
 def makes_variant(name: str) -> bool:
-    """Whether runs that differ in a fact are not repeats of each other."""
+    """Return whether runs that differ in a fact are not repeats of each other."""
     return name == "precision" or name not in _DERIVED | _OF_ONE_RUN | CIRCUMSTANCES
 
 
 def affects_loss(name: str) -> bool:
-    """Whether a fact decides the loss at each iteration, and follows from no other."""
+    """Return whether a fact decides the loss at each iteration, and follows from no other."""
     return name in PARITY and name not in _DERIVED
 
 
@@ -187,7 +183,7 @@ def differing_facts(runs: Iterable[HasFacts]) -> list[str]:
 
 
 def settings_change_speed(runs: Iterable[HasFacts]) -> bool:
-    """Whether these runs were set up with different speeds in mind, not only on different nodes or days."""
+    """Return whether these runs were set up with different speeds in mind, not only on different nodes or days."""
     return any(
         affects_speed(name) and (name == "world_size" or name not in CIRCUMSTANCES) for name in differing_facts(runs)
     )
@@ -201,7 +197,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Comparability:
-    """Judge whether a ratio of the speeds of two runs is due to what is compared.
+    """Judge whether only the compared settings can explain a ratio of the speeds of two runs.
 
     Facts in `axes` are varied on purpose.
     """
@@ -221,7 +217,7 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
     if compared > 1:
         # With two varied axes at once, either may have caused the difference.
         noted += varied
-    # Without the arguments of either side nothing was compared at all.
+    # If either side lacks arguments, nothing was compared.
     unknown = sorted({*unstated(a), *unstated(b)})
     if unknown:
         noted.append(f"{_UNKNOWN} {', '.join(unknown)}")
@@ -234,30 +230,26 @@ def unstated(facts: Facts) -> list[str]:
 
 
 def arguments_unknown(comparability: Comparability) -> bool:
-    """Whether a side's arguments are unknown, so that the runs may have done different work."""
+    """Return whether a side's arguments are unknown, so that the runs may have done different work."""
     return any(is_unknown(note) for note in comparability.noted)
 
 
 def is_unknown(reason: str) -> bool:
-    """Whether a reason is that facts are unknown, and not that they differ."""
+    """Return whether a reason is that facts are unknown, and not that they differ."""
     return reason.startswith(_UNKNOWN)
 
 
 def parity_differences(a: Facts, b: Facts) -> list[str]:
     """Say why two loss curves cannot be compared: differences in data order, start or schedule."""
     found = _described(PARITY, a, b)
-    unknown = _not_in_both(("seed", "seq_length", "global_batch_size", "lr"), a, b)
+    unknown = [name for name in ("seed", "seq_length", "global_batch_size", "lr") if name not in a or name not in b]
     if unknown:
         found.append(f"{_UNKNOWN} {', '.join(unknown)}")
     return found
 
 
-def _not_in_both(names: Sequence[str], a: Facts, b: Facts) -> list[str]:
-    return [name for name in names if name not in a or name not in b]
-
-
 def initialisation_differences(a: Facts, b: Facts) -> list[str]:
-    """Name the sizes of parallel groups that make Megatron draw other initial weights from the same seed."""
+    """Name the parallel group sizes that make Megatron draw different initial weights from the same seed."""
     return _described(_INITIALISATION, a, b)
 
 

@@ -1,4 +1,7 @@
-"""A comparison as Markdown for a pull request, as CSV for everything else, and for the terminal."""
+"""Write a comparison as Markdown for pull requests, as CSV for other programs, and for the terminal.
+
+Markdown adds tables of differences and phases, and remarks. The terminal shows only the names of the differences.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,38 @@ import re
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from fp8launch.diagnostics import printable
-from fp8launch.report.columns import Table, csv_names, csv_row, main_table
+from fp8launch.report.columns import csv_names, csv_row, main_table, shows_speedup
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
+from fp8launch.report.differences import is_unknown, shortened
 from fp8launch.report.parity import FEWEST_ITERATIONS, FEWEST_LINES, Parity
-from fp8launch.report.remarks import difference_lines, differences_table, phases_table, remarks
+from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
+from fp8launch.report.rows import Row
+from fp8launch.report.run_report import UNITS
 from fp8launch.report.steady_state import RULE_NOTE
-from fp8launch.report.text import add_column
+from fp8launch.report.tables import Table, escaped, fitted_table, fitted_widths, markdown_table
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return GitHub's Markdown: the conclusion, the table, remarks, differences, parity, commands."""
-    parts = [f"**{_escaped(conclusion(comparison))}**", _markdown_table(main_table(comparison.entries))]
+    parts = [f"**{escaped(conclusion(comparison))}**", markdown_table(main_table(comparison.rows))]
     lines = []
     for problem in comparison.problems:
-        lines.append(f"**unlike**: {_escaped(problem)}")
-    lines += map(_escaped, [*remarks(comparison), RULE_NOTE])
+        lines.append(f"**unlike**: {escaped(problem)}")
+    lines += map(escaped, [*remarks(comparison), RULE_NOTE])
     parts.append(_bullets(lines))
     phases = phases_table(comparison)
     if phases:
-        parts.append("### Phases\n\n" + _markdown_table(phases))
+        parts.append("### Phases\n\n" + markdown_table(phases))
     differences = differences_table(comparison)
     if differences.rows:
-        parts.append("### Differences\n\n" + _markdown_table(differences))
+        parts.append("### Differences\n\n" + markdown_table(differences))
     if comparison.parities:
         sentences = map(Parity.sentence, comparison.parities)
-        parts.append("### Loss parity\n\n" + _bullets(map(_escaped, sentences)))
+        parts.append("### Loss parity\n\n" + _bullets(map(escaped, sentences)))
     commands = "\n".join(map(printable, comparison.commands()))
     if commands:
         parts.append("### Commands\n\n```\n" + commands.replace("```", "` ` `") + "\n```")
@@ -48,40 +53,13 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _markdown_table(table: Table) -> str:
-    rule = []
-    for number in table.numbers:
-        rule.append("---:" if number else "---")
-    lines = [_markdown_row(map(_escaped, table.headers)), _markdown_row(rule)]
-    for row in table.rows:
-        lines.append(_markdown_row(map(_escaped, row)))
-    return "\n".join(lines)
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-# Characters with a meaning in GitHub's Markdown: cells, emphasis, code, links, images, HTML.
-_MARKUP = re.compile(r"[\\`*|\[\]~]|(?<!\w)_|_(?!\w)|!(?=\[)")
-_ZERO_WIDTH_SPACE = "\u200b"
-
-
-def _escaped(text: str) -> str:
-    """Show a text as it is: without markup, HTML, images or mentions of people, on one line."""
-    text = _MARKUP.sub(r"\\\g<0>", printable(text).replace("\n", " "))
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # GitHub resolves mentions and issue numbers even behind a backslash.
-    return re.sub(r"[@#](?=\w)", rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
-
-
 def to_csv(comparison: Comparison) -> str:
-    """Return one line for each row, numbers unrounded, an empty cell where nothing is known."""
+    """Return one line for each row, numbers unrounded, and an empty cell for an unknown value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(csv_names())
-    for entry in comparison.entries:
-        writer.writerow(map(csv_cell, csv_row(entry)))
+    for row in comparison.rows:
+        writer.writerow(map(csv_cell, csv_row(row)))
     return out.getvalue()
 
 
@@ -98,22 +76,22 @@ def csv_cell(value: object) -> object:
 
 
 def to_terminal(comparison: Comparison, width: int = 120) -> RenderableType:
-    """Render the table and the remarks in `width` columns; of the differences only names.
+    """Render the table and the remarks in `width` columns. Differences are only named.
 
     The other formats have all values. Columns that are not needed to compare are left out if there is no room.
     """
-    table = main_table(comparison.entries)
-    parts: list[RenderableType] = [_rich_table(table, width), Text("")]
+    table = main_table(comparison.rows)
+    parts: list[RenderableType] = [fitted_table(table, width), Text("")]
     parts += [Text(conclusion(comparison), style="bold"), Text("")]
     phases = phases_table(comparison)
     if phases:
-        parts += [_rich_table(phases, width), Text("")]
+        parts += [fitted_table(phases, width), Text("")]
     for problem in comparison.problems:
         parts.append(Text(f"not valid: {problem}", style="bold red"))
     parts += map(Text, remarks(comparison))
     parts += map(Text, difference_lines(comparison))
     parts += map(Text, _parity_lines(comparison.parities))
-    shown = _widths(table, width)
+    shown = fitted_widths(table, width)
     hidden = [header for position, header in enumerate(table.headers) if position not in shown]
     if hidden:
         parts.append(Text(f"not shown in {width} columns, but in --md, --csv and --html: {', '.join(hidden)}"))
@@ -135,72 +113,188 @@ def _parity_lines(parities: Sequence[Parity]) -> list[str]:
 
 # More variants than these are counted.
 _MOST_NAMES = 4
-# Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first. The last
-# two are dropped earlier if all rows have the same value.
-_DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "step time", "peak memory", "MFU")
-_DROPPED_LAST = ("runs", "GPUs")
-# Numbers up to this length, such as `4.9394 ± 0.0179 (139.69)`, stay on one line, and so do shorter texts.
-_WHOLE, _WHOLE_WORDS = 28, 16
-# Longer names of rows take several lines of at least this length.
-_NAME = 22
-_GAP = 2
 
 
-def _rich_table(table: Table, width: int) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, header_style="bold")
-    widths = _widths(table, width)
-    for position, wide in widths.items():
-        add_column(made, table.headers[position], table.numbers[position], overflow="fold", width=wide)
-    for row in table.rows:
-        made.add_row(*[Text(_in_lines(row[position], wide)) for position, wide in widths.items()])
-    return made
+LEGEND = {
+    "*": "other settings than the variant differ too: see the differences",
+    "!": "printed because of --force: the runs cannot be compared",
+    "unlike": "no ratio: the runs cannot be compared",
+}
+# The meaning of a difference, by its kind.
+MEANING = {
+    "unlike": "other work or machine",
+    "noted": "may change the speed",
+    "neutral": "changes the loss only",
+}
+COMPARED = "what is compared"
+# More rows than this do not get a column each.
+_MOST_COLUMNS = 6
+# A longer list of facts is cut in the terminal.
+_MOST_FACTS = 8
 
 
-def _in_lines(cell: str, width: int) -> str:
-    """Put an interval in brackets on a line of its own if the cell is too long for one line."""
-    return cell if len(cell) <= width else cell.replace(" [", "\n[")
+def differences_table(comparison: Comparison) -> Table:
+    """Return the differences between the rows and their meaning, with a column for each row or, for many, one column.
+
+    A fact that the rows are named by is left out: its cells would repeat the header.
+    """
+    labels = {row.name: row.label for row in comparison.rows}
+    names = list(labels)
+    many = len(names) > _MOST_COLUMNS
+    rows: list[tuple[str, ...]] = []
+    for one in comparison.differences:
+        texts = list(map(str, map(one.values.get, names)))
+        if names and texts == list(labels.values()):
+            continue
+        meaning = MEANING[one.kind]
+        if one.axis:
+            meaning = COMPARED
+        values = [_short(one.values.get(name, "?")) for name in names]
+        if many:
+            values = [_by_value(values, names)]
+        rows.append((one.name, meaning, *values))
+    if many:
+        return Table(("fact", "meaning", "values"), tuple(rows), (False,) * 3)
+    return Table(("fact", "meaning", *names), tuple(rows), (False,) * (2 + len(names)))
 
 
-def _widths(table: Table, width: int) -> dict[int, int]:
-    """Return the columns that are shown, and how wide each is: words, numbers and short cells stay whole."""
-    columns: dict[int, tuple[int, int]] = {}
-    for position, texts in enumerate(zip(table.headers, *table.rows, strict=True)):
-        whole = _WHOLE if table.numbers[position] else _WHOLE_WORDS
-        least, most = _least(whole, *texts), max(map(len, texts))
-        if position == 0:
-            least = max(least, min(most, _NAME))
-        columns[position] = least, most
-
-    def needed() -> int:
-        return sum(least + _GAP for least, _ in columns.values())
-
-    room = width + _GAP
-    has_tokens = "tokens/s/GPU" in table.headers
-    constant = [
-        header
-        for header, *cells in zip(table.headers, *table.rows, strict=True)
-        if header in _DROPPED_LAST and len(set(cells)) == 1
-    ]
-    for start in (*_DROPPED, *constant, *_DROPPED_LAST):
-        if needed() <= room:
-            break
-        for position in list(columns):
-            if table.headers[position].startswith(start) and not (start == "step time" and not has_tokens):
-                del columns[position]
-    # The columns that need least get their full width first.
-    spare = room - needed()
-    widths = dict.fromkeys(columns, 0)
-    for at, (least, most) in sorted(columns.items(), key=lambda column: column[1][1] - column[1][0]):
-        more = max(min(most - least, spare), 0)
-        widths[at] = least + more
-        spare -= more
-    return widths
+def _by_value(values: Sequence[str], names: Sequence[str]) -> str:
+    """Return each value with its rows, for when a column per row would be too wide; many rows are counted."""
+    found: dict[str, list[str]] = {}
+    for value, name in zip(values, names, strict=True):
+        found.setdefault(value, []).append(name)
+    texts = []
+    for value, rows in found.items():
+        which = f"{len(rows)} rows"
+        if len(rows) == 1:
+            which = rows[0]
+        texts.append(f"{value} ({which})")
+    return "; ".join(texts)
 
 
-def _least(whole: int, header: str, *cells: str) -> int:
-    """Return the width of the longest text of a column that stays on one line, for cells of up to `whole` letters."""
-    parts = header.split()
-    for cell in cells:
-        for line in cell.replace(" [", "\n[").split("\n"):
-            parts += [line] if len(line) <= whole else line.split()
-    return min(max(map(len, parts), default=0), _WHOLE)
+def _short(value: object) -> str:
+    words = {"None": "off", "False": "off", "True": "on"}
+    return shortened(words.get(str(value), str(value)))
+
+
+def phases_table(comparison: Comparison) -> Table | None:
+    """Return a row for each phase of each run with several phases; None if no run has several."""
+    rows = []
+    for run in comparison.runs():
+        if len(run.phases) < 2:
+            continue
+        for cells in phase_cells(run):
+            rows.append((run.name, *cells))
+    if not rows:
+        return None
+    return Table(("run", *PHASE_COLUMNS), tuple(rows), (False, *PHASE_COLUMNS.values()))
+
+
+def difference_lines(comparison: Comparison) -> list[str]:
+    """Name the differing facts: first facts that change the speed, then facts that only change the loss."""
+    speed, loss, lines = [], [], []
+    for one in comparison.differences:
+        if one.axis or one.kind != "neutral":
+            speed.append(one.name)
+        else:
+            loss.append(one.name)
+    if speed:
+        lines.append(f"differs: {_first_names(speed)}")
+    if loss:
+        lines.append(f"differs in what changes the loss only: {_first_names(loss)}")
+    return lines
+
+
+def _first_names(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_FACTS + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MOST_FACTS])} and {len(names) - _MOST_FACTS} more (--md or --html lists all)"
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Explain in sentences how the numbers were made; `problems` are the reasons why the comparison is not valid."""
+    lines = []
+    if comparison.baseline and shows_speedup(comparison.rows):
+        lines.append(
+            f"speed-up: tokens/s/GPU relative to {comparison.baseline} (the most similar row); an interval marked "
+            "'within' covers the iterations of two single runs, others cover repeats"
+        )
+        shown = [row.speedup for row in comparison.rows if row.speedup and row.speedup.interval]
+        if not all(ratio.distinguishable for ratio in shown):
+            text = "not distinguishable: the interval includes 1"
+            if any(ratio.noise for ratio in shown):
+                text += ", or two single runs differ by less than twice the sum of their ±"
+            lines.append(text)
+    if comparison.good:
+        lines.append(f"±: {_meaning_of_spread(comparison)}")
+    if comparison.about_loss:
+        text = "loss at the end: mean of the last 10 % of the iterations, at least 5"
+        if any(row.loss and row.loss.seeds > 1 for row in comparison.rows):
+            text += "; mean over the seeds ± their standard deviation"
+        lines.append(text)
+    if comparison.price_per_gpu_hour:
+        lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
+    lines += _ratio_remarks(comparison)
+    lines += _row_remarks(comparison)
+    for row in comparison.rows:
+        if row.published and (line := f"published: {row.published.source}") not in lines:
+            lines.append(line)
+    return [*lines, *comparison.notes]
+
+
+def _meaning_of_spread(comparison: Comparison) -> str:
+    counts = [len(row.good) for row in comparison.good]
+    single = "half the interquartile range of a run's iterations"
+    if max(counts) < 2:
+        return single
+    several = "half the range of the repeats' medians"
+    return several if min(counts) > 1 else f"{several}; for a single run, {single}"
+
+
+def _row_remarks(comparison: Comparison) -> list[str]:
+    """Return the notes of the rows; a note that several rows share appears once."""
+    rows: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        for note in _notes_of(row):
+            rows.setdefault(note, []).append(row.name)
+    every = len(comparison.rows)
+    lines = []
+    for note, names in rows.items():
+        which = "; ".join(names)
+        if len(names) == every and every > 1:
+            which = "all rows"
+        lines.append(f"{which}: {note}")
+    return lines
+
+
+def _notes_of(row: Row) -> tuple[str, ...]:
+    if row.published is None:
+        return row.notes
+    return (*row.notes, *row.published.notes)
+
+
+def _ratio_remarks(comparison: Comparison) -> list[str]:
+    """Explain missing ratios, other units and marks; rows with the same explanation share a line."""
+    rows: dict[str, list[str]] = {}
+    for name, row, ratio in comparison.ratios():
+        own = row.name
+        if ratio.missing:
+            if name == "speed-up":
+                rows.setdefault(f"no speed-up: {ratio.missing}", []).append(own)
+            continue
+        if ratio.value is None or ratio.against == own:
+            continue
+        if ratio.unit != UNITS[0]:
+            note = f"{name} in {ratio.unit}, because its log or the baseline's does not contain {UNITS[0]}"
+            rows.setdefault(note, []).append(own)
+        which = own if name == "speed-up" else f"scaling of {own}"
+        differ = [note for note in ratio.comparability.noted if not is_unknown(note)]
+        if differ:
+            rows.setdefault(f"relative to {ratio.against} differs in {'; '.join(differ)}", []).append(f"* {which}")
+        for note in filter(is_unknown, ratio.comparability.noted):
+            rows.setdefault(f"relative to {ratio.against}: {note}, so the work may differ", []).append(f"* {which}")
+    lines = []
+    for note, owners in rows.items():
+        separator = " " if note.startswith("relative") else ": "
+        lines.append(f"{'; '.join(owners)}{separator}{note}")
+    return lines

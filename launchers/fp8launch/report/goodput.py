@@ -1,8 +1,8 @@
-"""Goodput: the share of the allocated GPU time that a run spent on iterations that counted, and where the rest went.
+"""Goodput: the share of the allocated GPU time that a run spent on iterations that counted, and the uses of the rest.
 
-The attempts' begins and ends are the supervisor's (attempts.json), everything between them comes from the logs: the
-time stamps of iteration lines, and Megatron's timers of checkpoints and evaluations. docs/survival.md has the
-definition of each part.
+The supervisor records when attempts begin and end (attempts.json). Everything between comes from the logs: the time
+stamps of iteration lines, and Megatron's timers of checkpoints and evaluations. docs/survival.md has the definition of
+each part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fp8launch.rundir.attempts import read_attempt_log
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.wording import counted
 
-# The offset of an iteration line is that of its words, or that of the time stamp before them.
+# An iteration line begins at its words or at the time stamp before them.
 _AROUND = 64
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] iteration")
 _DAY = 86400
@@ -31,7 +31,7 @@ _LATEST = 1e11
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the time of one or several attempts went, in seconds."""
+    """A breakdown of the time of one or several attempts, in seconds."""
 
     iterations: float = 0.0
     lost: float = 0.0
@@ -112,7 +112,7 @@ def goodput_of_run(run: RunFolder, logs: Sequence[ParsedLog], gpus: int | None) 
 
 
 def _attempt(record: Mapping[str, Any]) -> TimedAttempt | None:
-    """Return a recorded attempt; None for what no supervisor writes."""
+    """Return a recorded attempt; None for a record that no supervisor writes."""
     name, job, before = record.get("name"), record.get("job"), record.get("before")
     began = _time_in(record, "began")
     if not isinstance(name, str) or not isinstance(job, str) or not isinstance(before, int) or began is None:
@@ -132,7 +132,7 @@ def goodput_of(attempts: Sequence[TimedAttempt], logs: Mapping[str, ParsedLog], 
     parts, lost = Parts(), 0
     for position, attempt in enumerate(attempts):
         log = logs.get(attempt.name)
-        # What a later attempt did not start from was trained in vain.
+        # Iterations beyond a later attempt's start were trained in vain.
         kept_up_to = min([later.before for later in attempts[position + 1 :]], default=math.inf)
         if log is None or not _rows(log):
             if attempt.ended is not None:
@@ -216,7 +216,7 @@ def _time(log: ParsedLog, offset: int) -> float | None:
 
 
 def _queue(attempts: Sequence[TimedAttempt], jobs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Add up the times from the submission of a job, or the end of the attempt before, to the begin of the next.
+    """Add up the times from the submission of a job, or the end of the previous attempt, to the start of the next.
 
     The time from the end of a run to its resumption by a user is not queue time.
     """
@@ -249,7 +249,7 @@ def goodput_of_runs(goodputs: Sequence[Goodput | None]) -> float | None:
 
 
 def goodput_rows(goodput: Goodput) -> list[tuple[str, float]]:
-    """Return the parts by name, in seconds, without those that took no time."""
+    """Return the parts that took time by name, in seconds."""
     parts = goodput.parts
     rows = [
         ("iterations that count", parts.iterations),

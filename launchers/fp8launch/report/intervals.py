@@ -1,9 +1,9 @@
-"""How sure a ratio of two medians is.
+"""Confidence intervals of the ratio of two medians.
 
 Iterations of one run share nodes, clocks, neighbours and allocator. So they show how much a run varies, never how much
 the next run will differ. With repeats the interval is Student's t on the logarithm of the
 runs' medians and covers another run; with one run on each side it is a bootstrap of blocks of consecutive iterations
-and covers those two runs only. Which of the two it is, is part of the result.
+and covers these two runs only. The result says which one it is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import Literal
 
-from fp8launch.report.pieces import pieces
-
 CONFIDENCE = 0.95
 RESAMPLES = 1000
 # Fewer consecutive values than this cannot show their correlation.
 FEWEST = 4
-# More batches than this make the interval no better, only slower.
+# More batches than this do not improve the interval, and take longer.
 MOST_BATCHES = 200
 
 
@@ -37,13 +35,6 @@ class Interval:
 
     def as_json(self) -> dict[str, object]:
         return dict(vars(self))
-
-
-def interval_json(interval: Interval | None) -> dict[str, object] | None:
-    """Return an interval as JSON reports have it, None where it is not known."""
-    if interval is None:
-        return None
-    return interval.as_json()
 
 
 def ratio_interval(ours: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Interval | None:
@@ -117,7 +108,7 @@ def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[flo
     length = max(1, round(n ** (1 / 3)))
     ring = [*batches, *batches[: length - 1]]
     blocks = [ring[start : start + length] for start in range(n)]
-    # What randrange and median do, without their calls: a search for settings asks for millions of blocks.
+    # Inlined randrange and median: a search for settings needs millions of blocks.
     bits = n.bit_length()
     medians = []
     for _ in range(RESAMPLES):
@@ -134,7 +125,7 @@ def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[flo
 
 def _batched(values: Sequence[float]) -> list[float]:
     size = -(-len(values) // MOST_BATCHES)
-    return list(map(statistics.median, pieces(values, size)))
+    return [statistics.median(values[begin : begin + size]) for begin in range(0, len(values), size)]
 
 
 def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:

@@ -1,4 +1,4 @@
-"""The machines of a run, from the line that the first process of each node prints (`injob/rank/node_info.py`)."""
+"""The machines of a run. Its nodes print their names and GPUs (`injob/rank/node_info.py`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from fp8launch.hardware.gpus import gpu_of_model
 from fp8launch.logs import ParsedLog
 from fp8launch.logs.evidence import of_kind
-from fp8launch.report.json_values import json_mapping
-from fp8launch.report.pieces import consecutive
+from fp8launch.report.steady_state import consecutive
 from fp8launch.untyped import as_mapping
 
 
@@ -24,7 +23,7 @@ class Machines:
 
     @property
     def gpu(self) -> str | None:
-        """The GPU by its name in `hardware.gpus`; None for several models, or one that it does not have."""
+        """The GPU by its name in `hardware.gpus`; None for several models, or an unknown one."""
         if len(self.gpus) != 1:
             return None
         known = gpu_of_model(self.gpus[0])
@@ -36,12 +35,9 @@ class Machines:
         facts = {"node set": compressed(self.nodes), "GPU": ", ".join(self.gpus), "driver": ", ".join(self.drivers)}
         return {name: value for name, value in facts.items() if value}
 
-    def as_json(self) -> dict[str, object]:
-        return json_mapping(vars(self))
-
 
 def machines_of(logs: Sequence[ParsedLog]) -> Machines:
-    """Return those of the newest attempt whose log names any: a run may continue on other nodes."""
+    """Return the machines of the newest attempt whose log names any: a run may continue on other nodes."""
     for log in reversed(logs):
         nodes: set[str] = set()
         models: set[str] = set()

@@ -1,8 +1,8 @@
 """Loss parity: does a variant learn what its baseline learns, on the same data in the same order?
 
-Two curves of the same data share most of their noise, so their relative difference is far steadier than either curve.
+Two curves of the same data share most of their noise, so their relative difference is far less noisy than either curve.
 The verdict takes its mean over the last quarter of the compared iterations. Repeats of one variant differ too: their
-spread gives the 95 % interval of that mean, and parity is decided only where the interval lies on one side of the
+spread gives the 95 % interval of that mean, and parity is decided only if the interval lies on one side of the
 tolerance. The sources of this project, and NVIDIA's own evaluations, use a tolerance of 1 to 2 %.
 """
 
@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.intervals import t_quantile
-from fp8launch.report.json_values import json_mapping
-from fp8launch.report.loss_curves import Curve, average, first_loss_gone, losses, mean, relative, smooth
-from fp8launch.report.run_data import RunData
+from fp8launch.report.losses import Curve, average, first_loss_gone, losses, mean, relative, smooth
+from fp8launch.report.run_report import RunReport, json_mapping
 
 TOLERANCE = 0.02
 # In its first steps every model only learns word frequencies: all recipes agree there, and none is tested.
 FEWEST_ITERATIONS = 200
 FEWEST_LINES = 20
 ParityVerdict = Literal["within tolerance", "undecided", "lower", "apart", "diverged", "too short", "not comparable"]
-# How the sentence calls a verdict, where that is not its own name.
+# Verdicts that the sentence does not call by their own names.
 _WORDS: Mapping[str, str] = {"lower": "lower loss", "apart": "higher loss"}
 
 
@@ -33,10 +32,10 @@ _WORDS: Mapping[str, str] = {"lower": "lower loss", "apart": "higher loss"}
 class Parity:
     """The verdict on a variant and its baseline.
 
-    `difference` is relative, positive where the variant's loss is higher; `iterations` are those compared.
+    `difference` is relative, and positive if the variant's loss is higher; `iterations` are the compared ones.
     `last_quarter` is its mean over the last quarter, and `noise` half the 95 % interval of that mean, from the spread
     of repeats (None without repeats). `diverged_at` is the iteration from which the smoothed difference stays beyond
-    the tolerance, or from which one run's loss is gone (NaN). `runs` counts those of the variant and of the baseline.
+    the tolerance, or from which one run's loss is gone (NaN). `runs` counts the runs of variant and baseline.
     """
 
     variant: str
@@ -56,7 +55,7 @@ class Parity:
 
     @property
     def word(self) -> str:
-        """The verdict for people."""
+        """The verdict in the words of reports."""
         return _WORDS.get(self.verdict, self.verdict)
 
     def sentence(self) -> str:
@@ -78,103 +77,76 @@ class Parity:
         return json_mapping(vars(self))
 
 
-def parity(variant: Sequence[RunData], base: Sequence[RunData], tolerance: float, names: tuple[str, str]) -> Parity:
-    """Judge the runs of a variant against those of its baseline, at least one each, called by `names`.
+def parity(variant: Sequence[RunReport], base: Sequence[RunReport], tolerance: float, names: tuple[str, str]) -> Parity:
+    """Compare the runs of a variant with the runs of its baseline, at least one each. `names` are the names of both.
 
-    `tolerance` is relative: 0.02 for 2 %. Each run is held against those runs of the baseline that had the same data
-    in the same order; the difference is the mean over them.
+    `tolerance` is relative: 0.02 for 2 %. Each run is compared with the baseline's runs that had the same data in
+    the same order; the difference is the mean over them.
     """
     variant, base = _conclusive(variant), _conclusive(base)
     pairs = _pairs(variant, base)
     if not pairs:
         reasons = parity_differences(variant[0].facts, base[0].facts)
         return Parity(*names, "not comparable", tolerance, reasons=tuple(reasons))
-    curves: dict[int, Curve] = {}
-    for run in (*variant, *base):
-        curves[id(run)] = losses(run)
-    paired: list[RunData] = []
-    partners: set[int] = set()
-    for run, others in pairs:
-        paired.append(run)
-        partners.update(map(id, others))
+    curves = {id(run): losses(run) for run in (*variant, *base)}
     notes = []
-    for difference in initialisation_differences(paired[0].facts, base[0].facts):
+    for difference in initialisation_differences(pairs[0][0].facts, base[0].facts):
         notes.append(f"other initial weights: {difference}")
-    if len(paired) < len(variant):
-        notes.append(f"{len(variant) - len(paired)} of {len(variant)} runs had other data or another schedule")
-    found = _compared(pairs, base, curves)
-    verdict, reasons = _judge(found, tolerance)
-    lost_at, whose = first_loss_gone([(run.name, curves[id(run)]) for run in (*paired, *base)])
+    if len(pairs) < len(variant):
+        notes.append(f"{len(variant) - len(pairs)} of {len(variant)} runs had other data or another schedule")
+    found = _judged(_compared(Parity(*names, "too short", tolerance, notes=tuple(notes)), pairs, base, curves))
+    compared = [run for run, _ in pairs]
+    lost_at, whose = first_loss_gone([(run.name, curves[id(run)]) for run in (*compared, *base)])
     if lost_at is not None:
-        verdict, reasons = "diverged", [f"{whose}: the loss is NaN from iteration {lost_at} on"]
-    if found is None:
-        return Parity(*names, verdict, tolerance, diverged_at=lost_at, reasons=tuple(reasons), notes=tuple(notes))
-    beyond = None
-    if verdict in ("apart", "lower", "diverged"):
-        beyond = lost_at or _beyond_to_the_end(found.iterations, found.smoothed, tolerance)
-    return Parity(
-        *names,
-        verdict,
-        tolerance,
-        iterations=tuple(found.iterations),
-        difference=tuple(found.difference),
-        smoothed=tuple(found.smoothed),
-        window=found.window,
-        last_quarter=found.last_quarter,
-        diverged_at=beyond,
-        reasons=tuple(reasons),
-        notes=tuple(notes),
-        runs=(len(paired), len(partners)),
-        noise=found.noise,
-    )
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """The mean relative difference of the pairs over their common iterations; the names are those of Parity."""
-
-    iterations: Sequence[int]
-    difference: Sequence[float]
-    smoothed: Sequence[float]
-    window: int
-    last_quarter: float
-    noise: float | None
+        reason = f"{whose}: the loss is NaN from iteration {lost_at} on"
+        return replace(found, verdict="diverged", diverged_at=lost_at, reasons=(reason,))
+    if found.verdict in ("apart", "lower"):
+        return replace(found, diverged_at=_beyond_to_the_end(found.iterations, found.smoothed, tolerance))
+    return found
 
 
 def _compared(
-    pairs: Sequence[tuple[RunData, Sequence[RunData]]], base: Sequence[RunData], curves: Mapping[int, Curve]
-) -> _Compared | None:
-    """None where fewer than two iterations are common to all."""
-    each = []
-    for run, partners in pairs:
-        each.append(relative(curves[id(run)], _mean_of(partners, curves)))
+    unjudged: Parity,
+    pairs: Sequence[tuple[RunReport, Sequence[RunReport]]],
+    base: Sequence[RunReport],
+    curves: Mapping[int, Curve],
+) -> Parity:
+    """Add the mean relative difference of the pairs, unless they have fewer than two iterations in common."""
+    each = [relative(curves[id(run)], _mean_of(partners, curves)) for run, partners in pairs]
     points = sorted(mean(each).items())
     if len(points) < 2:
-        return None
+        return unjudged
     common, difference = zip(*points, strict=True)
     last = common[-max(1, len(common) // 4) :]
     window = max(1, len(common) // 20) | 1
-    noise = _noise([average(one, last) for one in each], _own_spread(base, curves, last))
-    quarter = statistics.fmean(difference[-len(last) :])
-    return _Compared(common, difference, smooth(difference, window), window, quarter, noise)
+    return replace(
+        unjudged,
+        iterations=common,
+        difference=difference,
+        smoothed=tuple(smooth(difference, window)),
+        window=window,
+        last_quarter=statistics.fmean(difference[-len(last) :]),
+        runs=(len(pairs), len({id(partner) for _, partners in pairs for partner in partners})),
+        noise=_noise([average(one, last) for one in each], _own_spread(base, curves, last)),
+    )
 
 
-def _mean_of(runs: Sequence[RunData], curves: Mapping[int, Curve]) -> Curve:
+def _mean_of(runs: Sequence[RunReport], curves: Mapping[int, Curve]) -> Curve:
     return mean([curves[id(run)] for run in runs])
 
 
-def _conclusive(runs: Sequence[RunData]) -> list[RunData]:
-    """The runs that decide for a variant: those that ended as planned or lost their loss; without any, all."""
+def _conclusive(runs: Sequence[RunReport]) -> list[RunReport]:
+    """Return the runs that ended as planned or whose loss became NaN; all if there are none."""
     ended = []
     for run in runs:
-        failure = run.report.failure
-        if run.report.status in ("ok", "unhealthy") or (failure and failure.code == "nan"):
+        failure = run.failure
+        if run.status in ("ok", "unhealthy") or (failure and failure.code == "nan"):
             ended.append(run)
     return ended or list(runs)
 
 
-def _pairs(variant: Sequence[RunData], base: Sequence[RunData]) -> list[tuple[RunData, list[RunData]]]:
-    """Each run with those of the baseline that had the same data and schedule; runs without any are left out."""
+def _pairs(variant: Sequence[RunReport], base: Sequence[RunReport]) -> list[tuple[RunReport, list[RunReport]]]:
+    """Pair each run with the baseline's runs of the same data and schedule; leave out runs without any."""
     found = []
     for run in variant:
         partners = [other for other in base if not parity_differences(run.facts, other.facts)]
@@ -183,9 +155,9 @@ def _pairs(variant: Sequence[RunData], base: Sequence[RunData]) -> list[tuple[Ru
     return found
 
 
-def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequence[int]) -> list[list[float]]:
-    """For each set of like runs of the baseline: the difference of each from their mean, over the last quarter."""
-    sets: list[list[RunData]] = []
+def _own_spread(base: Sequence[RunReport], curves: Mapping[int, Curve], last: Sequence[int]) -> list[list[float]]:
+    """Return, for each set of equal runs of the baseline, each run's difference from their mean in the last quarter."""
+    sets: list[list[RunReport]] = []
     for run in base:
         for alike in sets:
             if not parity_differences(alike[0].facts, run.facts):
@@ -206,7 +178,7 @@ def _own_spread(base: Sequence[RunData], curves: Mapping[int, Curve], last: Sequ
 
 
 def _noise(variant: Sequence[float], base: Sequence[Sequence[float]]) -> float | None:
-    """Half the 95 % interval of the mean difference, from the spread of repeats of one variant; None without any."""
+    """Return half the 95 % interval of the mean difference, from the spread of repeats; None without repeats."""
     groups = list(filter(None, (variant, *base)))
     freedom = sum(map(len, groups)) - len(groups)
     if not freedom:
@@ -219,23 +191,21 @@ def _noise(variant: Sequence[float], base: Sequence[Sequence[float]]) -> float |
     return t_quantile(freedom) * math.sqrt(squares / freedom * sides)
 
 
-def _judge(found: _Compared | None, tolerance: float) -> tuple[ParityVerdict, list[str]]:
+def _judged(found: Parity) -> Parity:
     """Decide by the interval around the last quarter's difference: inside the tolerance, outside it, or neither."""
-    if found is None:
-        return "too short", ["fewer than two iterations with both"]
+    if found.last_quarter is None:
+        return replace(found, reasons=("fewer than two iterations with both",))
     lines = len(found.iterations)
     span = found.iterations[-1] - found.iterations[0] + 1
     if span < FEWEST_ITERATIONS or lines < FEWEST_LINES:
         need = f"{FEWEST_ITERATIONS} iterations and {FEWEST_LINES} lines"
-        return "too short", [f"{span} iterations with {lines} lines are too few: parity needs {need}"]
+        return replace(found, reasons=(f"{span} iterations with {lines} lines are too few: parity needs {need}",))
     half = found.noise or 0.0
-    if abs(found.last_quarter) + half <= tolerance:
-        return "within tolerance", []
-    if abs(found.last_quarter) - half > tolerance:
-        if found.last_quarter < 0:
-            return "lower", []
-        return "apart", []
-    return "undecided", ["repeats differ too much; more repeats are needed"]
+    if abs(found.last_quarter) + half <= found.tolerance:
+        return replace(found, verdict="within tolerance")
+    if abs(found.last_quarter) - half > found.tolerance:
+        return replace(found, verdict="lower" if found.last_quarter < 0 else "apart")
+    return replace(found, verdict="undecided", reasons=("repeats differ too much; more repeats are needed",))
 
 
 def _beyond_to_the_end(numbers: Sequence[int], smoothed: Sequence[float], tolerance: float) -> int | None:

@@ -8,36 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fp8launch.hardware.quantization import requested
 from fp8launch.logs import ParsedLog, Process
-from fp8launch.report.run_facts import stated_arguments
 from fp8launch.report.run_report import RunReport, Statistic
 
 NONE = "–"
-_PRECISION = ("fp8", "fp8_recipe", "fp8_param_gather", "fp4", "fp4_recipe", "bf16", "fp16")
+_PRECISION = ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_quantizer_factory", "fp4", "fp4_recipe", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """Iterations `begin` + 1 to `end` of a training; `end` is None where it is not known.
+    """Iterations `begin` + 1 to `end` of a training; `end` is None if it is unknown.
 
-    `arguments` are those that the phase was submitted with, where a manifest has them.
+    `arguments` are the phase's arguments in the manifest, empty without one.
     """
 
     name: str
     begin: int
     end: int | None
     arguments: Mapping[str, object] = field(default_factory=dict, compare=False)
-
-
-def spans_of(manifest: Mapping[str, Any]) -> tuple[PhaseSpan, ...]:
-    """Return the phases that a run was submitted with."""
-    spans = []
-    for phase in manifest.get("phases") or ():
-        spans.append(PhaseSpan(str(phase["name"]), int(phase["begin"]), int(phase["end"]), stated_arguments(phase)))
-    return tuple(spans)
 
 
 def by_phase(logs: Sequence[ParsedLog], spans: Sequence[PhaseSpan] = ()) -> list[tuple[PhaseSpan, list[ParsedLog]]]:
@@ -63,13 +53,9 @@ def phase_cells(report: RunReport) -> list[tuple[str, ...]]:
     rows = []
     for phase in report.phases:
         one = phase.report
-        loss = NONE
-        if one.loss_last is not None:
-            loss = f"{one.loss_last:.4f}"
-        lines = 0
-        if one.step_time_ms:
-            lines = one.step_time_ms.n
-        speeds = map(_median, (one.step_time_ms, one.tokens_per_s_per_gpu, one.tflops_per_gpu))
+        loss = NONE if one.training.loss_last is None else f"{one.training.loss_last:.4f}"
+        lines = one.speed.step_time_ms.n if one.speed.step_time_ms else 0
+        speeds = map(_median, (one.speed.step_time_ms, one.speed.tokens_per_s_per_gpu, one.speed.tflops_per_gpu))
         rows.append((phase.name, phase.span, one.status.replace("_", " "), phase.precision, *speeds, loss, str(lines)))
     return rows
 
@@ -83,7 +69,7 @@ def _median(value: Statistic | None) -> str:
 
 
 def _cut(logs: Sequence[ParsedLog], processes: Sequence[Process]) -> list[ParsedLog]:
-    """The logs with only these processes."""
+    """Return the logs with only these processes."""
     wanted = set(map(id, processes))
     found = []
     for log in logs:
@@ -100,7 +86,7 @@ def first_and_last(log: ParsedLog, process: Process) -> list[int]:
 
 
 def _span_of(log: ParsedLog, process: Process, spans: Sequence[PhaseSpan]) -> PhaseSpan:
-    """The phase of a process: by its first iteration, else by the end that it was given."""
+    """Return the phase of a process: by its first iteration, else by the end that it was started with."""
     numbers = first_and_last(log, process)
     if not numbers and not process.head.arguments:
         return spans[0]
@@ -114,7 +100,7 @@ def _span_of(log: ParsedLog, process: Process, spans: Sequence[PhaseSpan]) -> Ph
 
 
 def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[ParsedLog]]]:
-    """A phase for each change of precision; nothing if all processes have the same, or none is known."""
+    """Return a phase for each change of precision; nothing if there is no change, or no precision is known."""
     keys: list[tuple[object, ...]] = []
     groups: list[list[Process]] = []
     for log in logs:
@@ -130,7 +116,7 @@ def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[Parse
                 groups.append([process])
     if len(groups) < 2:
         return []
-    names = _numbered(list(map(_precision_name, keys)))
+    names = _numbered([requested(dict(zip(_PRECISION, key, strict=True))) for key in keys])
     found = []
     for name, processes in zip(names, groups, strict=True):
         cut = _cut(logs, processes)
@@ -140,11 +126,6 @@ def _by_precision(logs: Sequence[ParsedLog]) -> list[tuple[PhaseSpan, list[Parse
                 numbers += first_and_last(log, process)
         found.append((PhaseSpan(name, min(numbers) - 1, max(numbers)), cut))
     return found
-
-
-def _precision_name(key: tuple[object, ...]) -> str:
-    arguments = dict(zip(_PRECISION, key, strict=True))
-    return requested(arguments)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

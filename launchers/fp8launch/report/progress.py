@@ -1,4 +1,4 @@
-"""How far a run is: read from the beginning and the end of its newest log, so that a long log costs no more."""
+"""The progress of a run, from the beginning and the end of its newest log, so that a long log takes no longer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.health_rules import HealthProblem, errors_of
 from fp8launch.logs import Iteration, IterationTable, Scan, Scanner
 from fp8launch.logs.field_names import NOT_FINITE
-from fp8launch.report.health import health_of_tables, limits_of
-from fp8launch.report.run_facts import stated_arguments
+from fp8launch.report.outcome import health_of_going, limits_of, node_times_of
+from fp8launch.report.read_run import stated_arguments
 from fp8launch.rundir.attempts import health_actions
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
@@ -22,7 +22,7 @@ from fp8launch.untyped import as_int
 
 # Bytes that are read of a log: at its beginning the start of the run, at its end the newest iterations.
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 19
-# Speed is the median over so many of the newest iterations.
+# Speed is the median over this many of the newest iterations.
 RECENT = 20
 # The stages of a start, each with a text that Megatron's or our log has from then on (megatron/training/training.py of
 # Megatron-Core 0.17 to 0.19).
@@ -38,10 +38,10 @@ QUEUED, STARTING, IMAGE = "queued", "starting", "image"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. Times are in ms or s, memory in MiB; None if the log does not contain a value.
+    """The progress of a run. Times are in ms or s, memory in MiB; None if the log does not contain a value.
 
-    `stage` is set until the first iteration has been logged. `losses` and `step_times_ms` are those of the newest
-    iterations, oldest first; a loss that is NaN is missing, and a step that is much longer than most (the first, those
+    `stage` is set until the first iteration has been logged. `losses` and `step_times_ms` belong to the newest
+    iterations, oldest first; a loss that is NaN is missing, and a step that is much longer than most (the first, or one
     with a checkpoint) is shortened, because it would hide all others.
     """
 
@@ -82,7 +82,7 @@ class Progress:
 
 
 def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) -> Progress:
-    """Return how far a run is, from its manifest, its state and its newest log."""
+    """Return the progress of a run, from its manifest, its state and its newest log."""
     attempts = run.attempts()
     running = state.status == "running"
     if not attempts and state.status == "pending":
@@ -123,8 +123,12 @@ def _of_iterations(
     eta = None
     if running and step and total:
         eta = max(total - last.number, 0) * step / 1000
-    health = health_of_tables(
-        [*earlier, scan.table], [one for _, one in scan.validations], arguments, limits_of(manifest)
+    health = health_of_going(
+        [*earlier, scan.table],
+        [one for _, one in scan.validations],
+        arguments,
+        limits_of(manifest),
+        node_times_of(scan.evidence),
     )
     # The second line of a process may have the mean loss of two iterations.
     separate = [one for row, one in enumerate(every) if row != 1]
@@ -145,7 +149,7 @@ def _of_iterations(
 
 
 def _last_loss(iterations: Sequence[Iteration]) -> float | None:
-    """Return the newest loss, None if the run has become NaN since. A skipped step has no loss."""
+    """Return the newest loss; None if it has become NaN since. A skipped step has no loss."""
     for one in reversed(iterations):
         if NOT_FINITE in one.values or one.values.get("nan_iterations", 0) > 0:
             return None
@@ -155,7 +159,7 @@ def _last_loss(iterations: Sequence[Iteration]) -> float | None:
 
 
 def _known(values: Iterable[float]) -> list[float]:
-    """The values that are finite; a 0 is a value too small to be printed."""
+    """Return the finite, nonzero values: 0 means a value too small to be printed."""
     return [value for value in values if value and math.isfinite(value)]
 
 
@@ -194,7 +198,7 @@ def _count(number: object) -> float | None:
 
 
 def _ends(log: Path) -> tuple[bytes, bytes]:
-    """The beginning of a log, and its end where that is not part of the beginning."""
+    """Return the beginning of a log, and its end unless the beginning includes it."""
     try:
         with open_regular(log, follow=False) as stream:
             head = stream.read(HEAD_BYTES)
@@ -216,7 +220,7 @@ def _scanned(head: bytes, tail: bytes) -> Scan:
 
 
 def _stage(head: bytes, manifest: Mapping[str, Any]) -> str:
-    """The newest stage that a log without iterations shows."""
+    """Return the newest stage that a log without iterations shows."""
     if head.strip():
         stage, _ = STAGES[0]
         for name, mark in STAGES:
@@ -240,26 +244,3 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: tuple[float, ...], width: int) -> str:
-    """Return the newest course of a series in `width` characters, each the mean of an equal share."""
-    finite = list(filter(math.isfinite, values))
-    if not finite or width < 1:
-        return ""
-    count = min(width, len(finite))
-    means = []
-    for i in range(count):
-        begin, end = len(finite) * i // count, len(finite) * (i + 1) // count
-        means.append(statistics.fmean(finite[begin:end]))
-    low, high = min(means), max(means)
-    if low == high:
-        return _BARS[0] * count
-    scale = (len(_BARS) - 1) / (high - low)
-    bars = ""
-    for mean in means:
-        bars += _BARS[round((mean - low) * scale)]
-    return bars

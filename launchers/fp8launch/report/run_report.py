@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
+from fp8launch import plugin_registry
+from fp8launch.hardware.gpus import Dtype
+from fp8launch.hardware.gpus import gpu as find_gpu
 from fp8launch.injob.supervisor.health_rules import HealthProblem
-from fp8launch.logs import Failure
+from fp8launch.logs import Failure, IterationTable
 from fp8launch.report.goodput import Goodput
-from fp8launch.report.json_values import json_mapping
+from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.machines import Machines
 from fp8launch.report.steady_state import RULE, SteadyState, ranges
 
 Status = Literal["ok", "unhealthy", "incomplete", "failed", "no_data"]
+# Megatron's arguments that are part of the JSON report.
+NOTEWORTHY = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "seq_length",
+    "num_experts", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
+    "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size", "data_parallel_size",
+    "use_distributed_optimizer", "use_megatron_fsdp", "recompute_granularity", "train_iters", "log_interval",
+    "transformer_impl", "attention_backend",
+)  # fmt: skip
 # A larger number is garbage, and its square overflows.
 LARGEST = 1e150
 
 
+class HasJson(Protocol):
+    def as_json(self) -> Mapping[str, object]: ...
+
+
+def json_list(items: Iterable[HasJson]) -> list[Mapping[str, object]]:
+    return [item.as_json() for item in items]
+
+
+def json_mapping(fields: Mapping[str, object]) -> dict[str, object]:
+    return {str(name): _json_value(value) for name, value in fields.items()}
+
+
+def _json_value(value: object) -> object:
+    """Replace values that JSON cannot represent: NaN and infinity by None, anything else by its text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return json_mapping(value)
+    if isinstance(value, list | tuple | set):
+        return list(map(_json_value, value))
+    if hasattr(value, "as_json"):
+        return json_mapping(value.as_json())
+    if is_dataclass(value):
+        return json_mapping(vars(value))
+    return str(value)
+
+
 @dataclass(frozen=True)
 class Statistic:
-    """The summary of `n` values. `iqr` is the interquartile range (linear interpolation, both ends included)."""
+    """The summary of `n` values. `iqr` is the interquartile range (linear interpolation, both ends included).
+
+    In a comparison it summarizes the repeats of a run, whose medians are in `runs`: `iqr` is then their usual (median)
+    spread inside a run, `n` the sum over the runs, and `interval` the confidence interval of the mean of the medians.
+    """
 
     median: float
     mean: float
@@ -29,9 +74,38 @@ class Statistic:
     max: float
     iqr: float
     n: int
+    runs: tuple[float, ...] = ()
+    interval: Interval | None = None
 
-    def as_json(self) -> dict[str, float | int]:
-        return dict(vars(self))
+    @property
+    def spread(self) -> float:
+        """The ± of tables and error bars: half the range of the runs, for a single run half its interquartile range."""
+        if len(self.runs) > 1:
+            return (self.max - self.min) / 2
+        return self.iqr / 2
+
+    def over(self, whole: float) -> Statistic:
+        """Return the share of a whole, without an interval."""
+        return Statistic(
+            self.median / whole,
+            self.mean / whole,
+            self.min / whole,
+            self.max / whole,
+            self.iqr / whole,
+            self.n,
+            tuple(median / whole for median in self.runs),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        if self.runs:
+            return {
+                "median": self.median,
+                "runs": list(self.runs),
+                "iqr": self.iqr,
+                "n": self.n,
+                "ci95_mean": self.interval and self.interval.as_json(),
+            }
+        return {name: getattr(self, name) for name in ("median", "mean", "min", "max", "iqr", "n")}
 
 
 def statistic(values: Iterable[float]) -> Statistic | None:
@@ -46,6 +120,23 @@ def statistic(values: Iterable[float]) -> Statistic | None:
     return Statistic(middle, statistics.fmean(finite), finite[0], finite[-1], high - low, len(finite))
 
 
+def over_runs(repeats: Sequence[Statistic]) -> Statistic | None:
+    """Summarise the statistics of several runs; None without any."""
+    if not repeats:
+        return None
+    medians = [one.median for one in repeats]
+    return Statistic(
+        statistics.median(medians),
+        statistics.fmean(medians),
+        min(medians),
+        max(medians),
+        statistics.median(one.iqr for one in repeats),
+        sum(one.n for one in repeats),
+        tuple(medians),
+        mean_interval(medians),
+    )
+
+
 @dataclass(frozen=True)
 class AttemptReport:
     """One start of the training program: the iterations that it logged, and how it ended."""
@@ -57,32 +148,23 @@ class AttemptReport:
     failure: Failure | None
 
     def as_json(self) -> dict[str, object]:
-        failure = None
-        if self.failure:
-            failure = self.failure.as_json()
         return {
             "log": self.log,
             "iterations": self.iterations,
             "finished": self.finished,
             "exit": self.exit_line,
-            "failure": failure,
+            "failure": self.failure and self.failure.as_json(),
         }
 
 
 @dataclass(frozen=True)
-class RunReport:
-    """The numbers of one run and their sources.
+class Speed:
+    """The speed over the iterations that count. A statistic is None if the log does not determine it.
 
-    `timers_ms` has Megatron's own timers by their names, on the slowest rank, if `--timing-log-level` asked for them.
-    A statistic is None where the log does not determine it. `mfu` divides by `mfu_denominator`. Not part of the
-    JSON: `steady_state`, the iteration lines themselves, and `argument_dump`, all of Megatron's arguments as logged.
+    A source belongs to its statistic, and is None without it. `mfu` divides by `mfu_denominator`. `timers_ms` has
+    Megatron's own timers by their names, on the slowest rank, if the run had `--timing-log-level`.
     """
 
-    status: Status
-    iterations: int
-    iteration_last: int | None
-    iterations_planned: int | None
-    lines: int
     step_time_ms: Statistic | None
     tflops_per_gpu: Statistic | None
     tflops_source: Literal["logged", "recomputed"] | None
@@ -91,46 +173,193 @@ class RunReport:
     tokens_source: Literal["step time", "logged"] | None
     mfu: Statistic | None
     mfu_denominator: Mapping[str, object] | None
-    peak_memory_mib: float | None
     energy_j_per_gpu: Statistic | None
+    timers_ms: Mapping[str, Statistic]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The progress of the training and its losses: values of its first and last lines, and totals."""
+
+    iterations: int
+    iteration_last: int | None
+    iterations_planned: int | None
+    lines: int
     loss_first: float | None
     loss_last: float | None
     grad_norm_last: float | None
     nan_iterations: int
     skipped_iterations: int
-    warmup_dropped: int
-    dropped: Mapping[str, tuple[int, ...]]
-    validations: tuple[Mapping[str, object], ...]
-    fp8: Mapping[str, object] | None
-    gpu: str | None
-    machines: Machines
+    validations: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """The setup of a run: Megatron's arguments, the sizes that follow from them, the GPU, and software versions.
+
+    `dump` is Megatron's own list of its arguments, empty if no log contains one.
+    """
+
+    arguments: Mapping[str, object]
+    dump: Mapping[str, object]
     world_size: int | None
     seq_length: int | None
     global_batch_size: int | None
     flops_per_token: float | None
     parameters: int | None
+    gpu: str | None
+    dtype: Dtype
     versions: Mapping[str, str]
-    arguments: Mapping[str, object]
-    argument_dump: Mapping[str, object]
+
+    @property
+    def peak_tflops(self) -> float | None:
+        if self.gpu is None:
+            return None
+        return find_gpu(self.gpu).peak(self.dtype)
+
+    def tokens_per_s_per_gpu(self, lines: IterationTable) -> list[float]:
+        """Return the speed at each line by its step time, NaN if the time or a size is unknown."""
+        if not self.seq_length:
+            return [math.nan] * len(lines)
+        return self._per_s_per_gpu(lines, self.seq_length)
+
+    def samples_per_s_per_gpu(self, lines: IterationTable) -> list[float]:
+        return self._per_s_per_gpu(lines, 1)
+
+    def _per_s_per_gpu(self, lines: IterationTable, of_a_sample: int) -> list[float]:
+        speeds = []
+        for samples, ms in zip(lines.column("global_batch_size"), lines.column("step_time_ms"), strict=True):
+            speed = math.nan
+            if self.world_size and ms > 0:
+                speed = samples * of_a_sample / (ms / 1e3 * self.world_size)
+            speeds.append(speed)
+        return speeds
+
+    def mfu_denominator(self) -> dict[str, object] | None:
+        peak = self.peak_tflops
+        if not peak:
+            return None
+        return {"gpu": self.gpu, "dtype": self.dtype, "peak_tflops": peak}
+
+    def as_json(self) -> dict[str, object]:
+        fields = {name: value for name, value in vars(self).items() if name not in ("dump", "dtype")}
+        fields["arguments"] = {name: self.arguments[name] for name in NOTEWORTHY if name in self.arguments}
+        return fields
+
+
+# Units of speed, the most meaningful first. A ratio needs one that all runs on both sides have.
+Unit = Literal["tokens/s/GPU", "samples/s/GPU", "iterations/s"]
+UNITS: tuple[Unit, ...] = ("tokens/s/GPU", "samples/s/GPU", "iterations/s")
+
+
+@dataclass(frozen=True)
+class StudyPoint:
+    """A run's position in its study: the axes' values by recipe key, and the number of the repeat."""
+
+    name: str
+    point: Mapping[str, object]
+    repeat: int = 1
+
+
+class ReportField(NamedTuple):
+    """A field of `parse --json` that a plugin adds, and the same in lines of text."""
+
+    value: Mapping[str, object]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything known about one run: its numbers, their basis, and their sources.
+
+    `steady_state` has the iteration lines themselves, and `more` what plugins read in the logs. The fields from
+    `name` on are for comparisons. `facts` has Megatron's arguments by name, and next to them gpu, world_size, nodes,
+    precision, image, commit, software versions, `node set`, `GPU` and `driver` as the nodes reported them, `script`,
+    `env NAME` and `config NAME` (`launch.config`); it has only known facts. `reference` is the speed that the
+    recipe quotes, `sources` are the folder or the logs, and `absent` is the reason why a planned run never ran.
+    """
+
+    status: Status
+    training: Training
+    speed: Speed
+    peak_memory_mib: float | None
+    fp8: Mapping[str, object] | None
+    setup: RunSetup
+    machines: Machines
     attempts: tuple[AttemptReport, ...]
     failure: Failure | None
     notes: tuple[str, ...]
     steady_state: SteadyState
-    rule: str = field(default=RULE)
-    tensor_stats: Mapping[str, object] | None = None
-    timers_ms: Mapping[str, Statistic] = field(default_factory=dict)
+    more: Mapping[str, ReportField | None] = field(default_factory=dict)
     phases: tuple[PhaseReport, ...] = ()
     health: tuple[HealthProblem, ...] = ()
     goodput: Goodput | None = None
+    name: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    study: StudyPoint | None = None
+    reference: Mapping[str, Any] | None = None
+    command: str = ""
+    sources: tuple[str, ...] = ()
+    absent: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Return whether the run has a number to show: it ended as planned, and steady iterations are left.
+
+        The numbers of an unhealthy run are shown, too, and marked.
+        """
+        return self.status in ("ok", "unhealthy") and self.speed.step_time_ms is not None
+
+    @property
+    def why_no_number(self) -> str:
+        """Return why a run that is not `good` has no number."""
+        if self.absent:
+            return self.absent
+        if self.status == "failed" and self.failure:
+            return f"failed: {self.failure.code}"
+        if self.status in ("ok", "unhealthy"):
+            return "no steady iterations"
+        return self.status.replace("_", " ")
+
+    def speeds(self, unit: Unit) -> list[float]:
+        """Return the speed at every kept line; empty if the log does not determine it in this unit."""
+        kept = self.steady_state.kept
+        if unit == "tokens/s/GPU":
+            speeds = self.tokens_per_s_per_gpu(kept)
+        elif unit == "samples/s/GPU":
+            speeds = self.setup.samples_per_s_per_gpu(kept)
+        else:
+            speeds = [1e3 / ms for ms in kept.column("step_time_ms") if ms]
+        return [speed for speed in speeds if math.isfinite(speed) and speed > 0]
+
+    def tokens_per_s_per_gpu(self, lines: IterationTable) -> Sequence[float]:
+        """Return the speed at each line, computed as in `speed`; NaN if the log does not determine it."""
+        if self.speed.tokens_source == "logged" or not self.setup.seq_length:
+            return lines.column("tokens_per_s_per_gpu")
+        return self.setup.tokens_per_s_per_gpu(lines)
 
     def as_json(self) -> dict[str, object]:
-        """Return the contract of `parse --json`, and more; `failure` is there only for a failed run."""
-        out = dict(vars(self))
-        del out["steady_state"], out["argument_dump"]
-        out["dropped"] = {reason: ranges(numbers) for reason, numbers in self.dropped.items()}
+        """Return the flat fields of `parse --json`; only a failed run has `failure`."""
+        fields = {
+            "status": self.status,
+            **vars(self.training),
+            **vars(self.speed),
+            **self.setup.as_json(),
+            "warmup_dropped": self.steady_state.warmup_dropped,
+            "dropped": {reason: ranges(numbers) for reason, numbers in self.steady_state.dropped.items()},
+            "rule": RULE,
+        }
+        for name in (
+            "peak_memory_mib", "fp8", "machines", "attempts", "failure", "notes", "phases", "health",
+            "goodput",
+        ):  # fmt: skip
+            fields[name] = getattr(self, name)
+        fields |= dict.fromkeys(plugin_registry.absent("report_fields"))
+        for name, more in self.more.items():
+            fields[name] = more and more.value
         if self.status != "failed":
-            del out["failure"]
-        return json_mapping(out)
+            del fields["failure"]
+        return json_mapping(fields)
 
 
 @dataclass(frozen=True)
@@ -148,12 +377,12 @@ class PhaseReport:
 
     @property
     def precision(self) -> str:
-        """The precision in a word; for FP8 also whether it is shown to have run."""
+        """The precision; for FP8 also whether it is proven to have run."""
         fp8 = self.report.fp8
         if fp8 is None:
             return "unknown"
         if not fp8["requested"]:
-            return "not asked for"
+            return "not requested"
         return f"{fp8['recipe']}, {fp8['verdict']}"
 
     def as_json(self) -> dict[str, object]:

@@ -1,150 +1,122 @@
-"""How a run came out: its status, and the failure that its logs show."""
+"""The state of runs: the scheduler's, their progress, and how they ended."""
 
 from __future__ import annotations
 
-import re
+import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from fp8launch.injob.supervisor.failure_pattern import EXCEPTION, STEP_CANCELLED
-from fp8launch.injob.supervisor.health_rules import HealthProblem, errors_of
-from fp8launch.logs import Ending, Failure, LoggedProcesses, ParsedLog, Process
-from fp8launch.logs.file_slices import line_number
-from fp8launch.report.fp8_evidence import Fp8Finding
-from fp8launch.report.health import series_of
-from fp8launch.report.phases import first_and_last
-from fp8launch.report.run_report import AttemptReport, PhaseReport, RunReport, Status
-from fp8launch.report.sharding import NOT_PARTITIONED
-from fp8launch.report.steady_state import Line, SteadyState
-from fp8launch.report.verify import NOT_RUNNING, Verification
+from fp8launch import schedulers
+from fp8launch.diagnostics import UserError
+from fp8launch.injob.supervisor.failures import Failure
+from fp8launch.report.progress import Progress, progress_of
+from fp8launch.report.run_selection import tags_of
+from fp8launch.rundir.attempts import attempts_of
 from fp8launch.rundir.last_failure import last_failure
+from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.schedulers.base import JobState
+from fp8launch.submit.resume import resumable_from
+from fp8launch.submit.submission import describe_without_job, recover_cut_off
+
+# Characters of a failure's message in a listing. `parse` prints all of it.
+MESSAGE = 90
 
 
-def status_of(
-    attempts: LoggedProcesses, steady: SteadyState, verification: Verification, health: Sequence[HealthProblem]
-) -> tuple[Status, Failure | None]:
-    """Return the status of a run, and its failure.
+@dataclass(frozen=True)
+class RunStatus:
+    """A run with its state and its progress."""
 
-    ok: it ended as planned; failed: the log shows why it died, or that it did not run as asked, in FP8 or divided among
-    its ranks; unhealthy: it trains, but `health` has an error; incomplete: none of these; no_data: nothing at all.
-    """
-    status, failure = _training_status(attempts, steady)
-    if status in ("ok", "incomplete"):
-        logs = [log for log, _ in attempts]
-        if verification.refuted:
-            return "failed", _not_running(logs, verification)
-        if verification.not_partitioned is not None:
-            return "failed", _not_partitioned(logs, verification.not_partitioned)
-    return _with_health(status, health), failure
+    run: RunFolder
+    manifest: dict[str, Any]
+    state: JobState
+    progress: Progress
 
+    @property
+    def detail(self) -> str:
+        """The reason why the run waits, its progress or its end, and from where it could continue. May be empty."""
+        return detail_of(self.run, self.state, self.progress)
 
-def _with_health(status: Status, health: Sequence[HealthProblem]) -> Status:
-    if status in ("ok", "incomplete") and errors_of(health):
-        return "unhealthy"
-    return status
-
-
-def status_of_phases(
-    attempts: LoggedProcesses,
-    steady: SteadyState,
-    phases: Sequence[PhaseReport],
-    last_planned: str | None,
-    health: Sequence[HealthProblem],
-) -> tuple[Status, Failure | None]:
-    """Return the status of a run in phases; `last_planned` is the name of its last phase, None where unknown."""
-    status, failure = _training_status(attempts, steady)
-    if status in ("ok", "incomplete"):
-        for phase in phases:
-            refuted = phase.report.failure
-            if refuted and refuted.code in (NOT_RUNNING, NOT_PARTITIONED):
-                return "failed", refuted
-    if status == "ok" and last_planned is not None and phases[-1].name != last_planned:
-        status = "incomplete"  # it left at the end of a phase, as planned, and others are to come
-    return _with_health(status, health), failure
+    def as_json(self) -> dict[str, Any]:
+        failure = _failure(self.run, self.state)
+        return {
+            "run": self.run.run_id,
+            "folder": str(self.run.path),
+            "name": self.manifest.get("name"),
+            "study": self.manifest.get("study"),
+            "created": self.manifest.get("created"),
+            "backend": self.manifest.get("backend"),
+            "jobs": job_ids(self.run),
+            "state": self.state.status,
+            "detail": self.state.detail,
+            "exit_code": self.state.exit_code,
+            "source": self.state.source,
+            "resumes_from": _resumable_from(self.run, self.state),
+            "attempts": len(self.run.attempts()),
+            "tags": tags_of(self.manifest),
+            "title": self.manifest.get("title"),
+            "note": self.manifest.get("note"),
+            "survival": asdict(attempts_of(self.run)),
+            "progress": self.progress.as_json(),
+            "failure": failure and failure.as_json(),
+        }
 
 
-def _training_status(attempts: LoggedProcesses, steady: SteadyState) -> tuple[Status, Failure | None]:
-    """The last process decides, among those with any sign of training: some ranks' logs have none."""
-    ending = None
-    for _, process in attempts:
-        if process.rows or process.head.arguments or process.ending.failure or process.ending.finished:
-            ending = process.ending
-    if ending is None:
-        return "no_data", None
-    if ending.failure:
-        return "failed", ending.failure
-    if not steady.lines:
-        return "no_data", None
-    diverged = _diverged(steady.lines)
-    if diverged:
-        return "failed", diverged
-    last = steady.lines[-1].record()
-    if last.number >= last.planned or _ended_as_planned(ending):
-        return "ok", None
-    return "incomplete", None
+def run_statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
+    """Return the status of runs, in their order."""
+    statuses = []
+    for run, state in zip(runs, run_states(runs), strict=True):
+        manifest = run.manifest()
+        statuses.append(RunStatus(run, manifest, state, progress_of(run, manifest, state)))
+    return statuses
 
 
-def _ended_as_planned(ending: Ending) -> bool:
-    if ending.exit_line is None:
-        return ending.finished
-    return not re.search("SIGTERM|signal", ending.exit_line)
+def run_states(runs: Sequence[RunFolder]) -> list[JobState]:
+    """Return the states of runs of any schedulers. Each scheduler is asked once."""
+    states: dict[RunFolder, JobState] = {}
+    for name, members in by_scheduler(runs).items():
+        try:
+            scheduler = schedulers.by_name(name)
+            recover_cut_off(members, scheduler)
+            states.update(zip(members, scheduler.states(members), strict=True))
+        except UserError as exc:
+            states |= dict.fromkeys(members, JobState("unknown", str(exc)))
+    for run in runs:
+        if not job_ids(run):
+            states[run] = JobState("unknown", describe_without_job(run), source="run folder")
+    return [states[run] for run in runs]
 
 
-def _diverged(lines: Sequence[Line]) -> Failure | None:
-    """A run whose last line is NaN trained nothing since the first NaN that it did not recover from."""
+def by_scheduler(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
+    """Group runs by the name of their scheduler."""
+    groups: dict[str, list[RunFolder]] = {}
+    for run in runs:
+        groups.setdefault(str(run.manifest().get("backend")), []).append(run)
+    return groups
 
-    series = series_of(lines)
-    bad = None
-    for i in reversed(range(len(lines))):
-        if not series.is_nan(i):
-            break
-        bad = lines[i]
-    if bad is None:
+
+def detail_of(run: RunFolder, state: JobState, progress: Progress) -> str:
+    """Return why a run waits, how it trains or how it ended, and from where it could continue. May be empty."""
+    known = attempts_of(run)
+    words = [state.reason, known.words]
+    failure = _failure(run, state)
+    if failure is not None and not known.stopped:
+        words.append(f"{failure.code}: {textwrap.shorten(failure.message, MESSAGE, placeholder='...')}")
+    words.append(progress.unhealthy)
+    if iteration := _resumable_from(run, state):
+        words.append(f"`fp8launch resume` continues from iteration {iteration}")
+    return "; ".join(filter(None, words))
+
+
+def _failure(run: RunFolder, state: JobState) -> Failure | None:
+    if not state.final or state.status in ("completed", "cancelled"):
         return None
-    text = f"loss or gradient is NaN from iteration {bad.number} to the end"
-    advice = "lower the learning rate, lengthen the warm-up, or use a finer FP8 recipe"
-    offset = int(bad.value("offset"))
-    return Failure("nan", text, advice, depth=0, offset=offset, line=line_number(bad.log.path, offset))
+    return last_failure(run)
 
 
-def _not_running(logs: Sequence[ParsedLog], found: Verification) -> Failure:
-    finding = found.strongest
-    text = f"{found.recipe} was requested but did not run: "
-    if finding:
-        text += finding.text
-    advice = "the speed is that of bf16; see `fp8launch verify`. Only Transformer Engine's layers run in FP8"
-    return _at_evidence(Failure(NOT_RUNNING, text, advice, depth=0, offset=0), logs, finding)
-
-
-def _not_partitioned(logs: Sequence[ParsedLog], finding: Fp8Finding) -> Failure:
-    advice = "memory and speed are those of replicated states; docs/peers.md says what causes it"
-    return _at_evidence(Failure(NOT_PARTITIONED, finding.text, advice, depth=0, offset=0), logs, finding)
-
-
-def _at_evidence(failure: Failure, logs: Sequence[ParsedLog], finding: Fp8Finding | None) -> Failure:
-    """The failure at the line that shows it."""
-    for log in logs:
-        for evidence in log.evidence:
-            if finding and evidence.offset == finding.offset:
-                return replace(failure, offset=evidence.offset, line=line_number(log.path, evidence.offset))
-    return failure
-
-
-def attempt_of(log: ParsedLog, process: Process) -> AttemptReport:
-    """Report on one process: its first and last iteration, and its end."""
-    span = "-".join(map(str, sorted(set(first_and_last(log, process)))))
-    return AttemptReport(log.path.name, span, process.ending.finished, process.ending.exit_line, process.ending.failure)
-
-
-def with_batch_output(report: RunReport, run: RunFolder) -> RunReport:
-    """Add the cause that srun reports: its own lines are in the batch script's output, not in the log."""
-    if report.status in ("ok", "no_data"):
-        return report
-    known = report.failure
-    if known is not None and known.depth < EXCEPTION and known.code != STEP_CANCELLED:
-        return report
-    failure = last_failure(run)
-    if failure is None or (known is not None and failure.code == known.code):
-        return report
-    return replace(report, status="failed", failure=failure)
+def _resumable_from(run: RunFolder, state: JobState) -> int | None:
+    """Return the iteration from which `resume` could continue; None if the run continues or is complete."""
+    if not state.final or state.status == "completed":
+        return None
+    return resumable_from(run)

@@ -1,4 +1,4 @@
-"""The iteration lines that count: one per iteration, no warm-up, none disturbed by an evaluation or a checkpoint.
+"""Select the iteration lines that count: one per iteration, none slowed by warm-up, evaluation or saving.
 
 The rule, also part of every JSON report:
 Megatron logs the first iteration of every process without resetting its timer, so the second line is a mean that
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
-from typing import NamedTuple
+from typing import TypeVar
 
-from fp8launch.logs import Iteration, LoggedProcesses, ParsedLog, Process
-from fp8launch.report.pieces import consecutive
+from fp8launch.logs import IterationTable, LoggedProcesses, ParsedLog, Process
+from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.wording import counted
 
 START_LINES = 2
@@ -37,35 +36,21 @@ RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint 
 NOTHING: Mapping[str, int] = {}
 
 
-class Line(NamedTuple):
-    """One iteration line and where it stands: the attempt that printed it, its number and time.
-
-    A tuple, because a million of them are made.
-    """
-
-    attempt: int
-    log: ParsedLog
-    row: int
-    number: int
-    step_time_ms: float
-    global_batch_size: float
-
-    def record(self) -> Iteration:
-        return self.log.iterations[self.row]
-
-    def value(self, name: str) -> float:
-        return self.log.iterations.value(name, self.row)
+# Columns that `SteadyState.lines` adds to the columns of the logs.
+_ATTEMPT, _MIXED = "attempt", "mixed"
 
 
 @dataclass(frozen=True)
 class SteadyState:
     """The iteration lines of a run that its statistics use.
 
-    `lines` has one per iteration, in order; `kept` those that statistics use; `dropped` maps a reason to iterations.
+    `lines` has one row per iteration, in order, and `kept` the rows that statistics use. Both add two columns to the
+    columns of the logs: the number of the `attempt` that printed the line, and `mixed`, 1 if the loss may be a mean
+    that includes the iteration before. `dropped` maps a reason to iterations.
     """
 
-    lines: tuple[Line, ...]
-    kept: tuple[Line, ...]
+    lines: IterationTable
+    kept: IterationTable
     dropped: Mapping[str, tuple[int, ...]]
     notes: tuple[str, ...] = ()
 
@@ -76,11 +61,11 @@ class SteadyState:
     @property
     def iterations_covered(self) -> int:
         """The number of iterations that the lines cover: with a log interval of 10, a line covers ten."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for line in self.lines:
-            first.setdefault(line.attempt, line.number)
-            last[line.attempt] = line.number
+        first: dict[float, int] = {}
+        last: dict[float, int] = {}
+        for attempt, number in zip(self.lines.column(_ATTEMPT), numbers_of(self.lines), strict=True):
+            first.setdefault(attempt, number)
+            last[attempt] = number
         covered, end = 0, -1
         for begin, finish in sorted(zip(first.values(), last.values(), strict=True)):
             covered += max(0, finish - max(begin, end + 1) + 1)
@@ -88,7 +73,32 @@ class SteadyState:
         return covered
 
 
-_LOG, NUMBER = attrgetter("log"), attrgetter("number")
+def numbers_of(lines: IterationTable) -> list[int]:
+    """Return the numbers of the iterations."""
+    return list(map(int, lines.column("number")))
+
+
+def attempts_table() -> IterationTable:
+    """Return an empty table for the lines of several attempts."""
+    return IterationTable((_ATTEMPT, _MIXED))
+
+
+def add_attempt(
+    lines: IterationTable, attempt: int, printed: IterationTable, rows: Sequence[int], mixed: Collection[int]
+) -> None:
+    """Add rows that an attempt printed; `mixed` are the rows whose loss may include the iteration before."""
+    more = {
+        _ATTEMPT: array("d", [attempt]) * len(rows),
+        _MIXED: array("d", [row in mixed for row in rows]),
+    }
+    lines.extend({**printed.columns(rows), **more}, len(rows))
+
+
+def loss_of(lines: IterationTable) -> array[float]:
+    """Return the language-model loss, else the first loss of another kind; NaN if a line has none."""
+    usual = f"{LOSS_PREFIX}lm loss"
+    names = lines.names_with(LOSS_PREFIX)
+    return lines.column(usual if usual in names or not names else names[0])
 
 
 def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] = NOTHING) -> SteadyState:
@@ -96,131 +106,83 @@ def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] =
 
     `given_up` names logs, by their stem, of which only the iterations up to a number count: the run went back to it.
     """
-    by_attempt = []
-    reasons: dict[tuple[int, int], str] = {}
+    printed = attempts_table()
+    reasons: list[str] = []
     discarded: list[int] = []
     for i, (log, process) in enumerate(attempts):
-        lines = _lines(i, log, process)
-        if log.path.stem in given_up:
-            discarded += [line.number for line in lines if line.number > given_up[log.path.stem]]
-            lines = [line for line in lines if line.number <= given_up[log.path.stem]]
-        reasons |= _reasons(lines, log, process)
-        by_attempt.append(lines)
-    chosen, superseded = _newest(by_attempt)
-    kept, left_out = _separate(chosen, reasons)
+        number = log.iterations.column("number")
+        limit = given_up.get(log.path.stem, math.inf)
+        discarded += [int(number[row]) for row in process.rows if number[row] > limit]
+        rows = [row for row in process.rows if number[row] <= limit]
+        reasons += _reasons(log, process, rows)
+        add_attempt(printed, i, log.iterations, rows, log.mixed_rows)
+    numbers = numbers_of(printed)
+    newest = {number: row for row, number in enumerate(numbers)}
+    superseded = sorted(number for row, number in enumerate(numbers) if newest[number] != row)
+    order = [newest[number] for number in sorted(newest)]
+    lines = printed.take(order)
+    kept, left_out = _separate(lines, [reasons[row] for row in order])
     notes = []
     if len(kept) < FEWEST:
         disturbed = [reason for reason in left_out if reason.startswith("after ")]
         for reason in disturbed:
             kept += left_out.pop(reason)
         if disturbed:
-            kept.sort(key=NUMBER)
+            kept.sort()
             notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
-    if chosen and len(kept) < FEWEST:
+    if order and len(kept) < FEWEST:
         notes.append(f"{counted(len(kept), 'line')} left after warm-up: train longer for a reliable number")
     dropped: dict[str, tuple[int, ...]] = {}
-    for reason, left in left_out.items():
-        dropped[reason] = tuple(map(NUMBER, left))
+    for reason, places in left_out.items():
+        dropped[reason] = tuple(numbers[order[place]] for place in places)
     if discarded:
         dropped["given up by a rewind"] = tuple(sorted(discarded))
     if superseded:
-        dropped["repeated by a later attempt"] = tuple(sorted(superseded))
-    return SteadyState(chosen, tuple(kept), dropped, tuple(notes))
+        dropped["repeated by a later attempt"] = tuple(superseded)
+    return SteadyState(lines, lines.take(kept), dropped, tuple(notes))
 
 
-def _separate(
-    chosen: Sequence[Line], reasons: Mapping[tuple[int, int], str]
-) -> tuple[list[Line], dict[str, list[Line]]]:
-    """Split into the lines that count and, by reason, those that do not."""
-    kept: list[Line] = []
-    left_out: dict[str, list[Line]] = {}
-    if not chosen:
-        return kept, left_out
-    final_batch = chosen[-1].global_batch_size
-    for line in chosen:
-        reason = reasons.get((line.attempt, line.row))
-        if reason is None and line.global_batch_size != final_batch and not math.isnan(final_batch):
+def _separate(lines: IterationTable, reasons: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
+    """Return the rows that count, and the rest by reason."""
+    kept: list[int] = []
+    left_out: dict[str, list[int]] = {}
+    batch = lines.column("global_batch_size")
+    for row, reason in enumerate(reasons):
+        if not reason and batch[row] != batch[-1] and not math.isnan(batch[-1]):
             reason = "other batch size"
-        if reason is None:
-            kept.append(line)
+        if reason:
+            left_out.setdefault(reason, []).append(row)
         else:
-            left_out.setdefault(reason, []).append(line)
+            kept.append(row)
     return kept, left_out
 
 
-def _newest(by_attempt: Sequence[Sequence[Line]]) -> tuple[tuple[Line, ...], list[int]]:
-    """The last line of each iteration, in order, and the iterations of those that a later one repeats."""
-    if len(by_attempt) == 1:
-        # Numbers rise within a process: where they fall, a new process begins.
-        return tuple(by_attempt[0]), []
-    last: dict[int, Line] = {}
-    superseded = []
-    for line in chain.from_iterable(by_attempt):
-        if line.number in last:
-            superseded.append(line.number)
-        last[line.number] = line
-    return tuple(sorted(last.values(), key=NUMBER)), superseded
-
-
-def field_names(lines: Sequence[Line], prefix: str) -> list[str]:
-    """Return the fields whose names begin with `prefix` in the logs of these lines, sorted."""
-    names: set[str] = set()
-    for log in _logs_of(lines).values():
-        names.update(log.iterations.names)
-    return sorted(name for name in names if name.startswith(prefix))
-
-
-def _logs_of(lines: Sequence[Line]) -> dict[int, ParsedLog]:
-    """The logs of these lines, each once, by its id."""
-    return {id(log): log for log in map(_LOG, lines)}
-
-
-def values(lines: Sequence[Line], name: str) -> list[float]:
-    """A field of many lines, NaN where a line does not have it."""
-    columns = {key: log.iterations.column(name) for key, log in _logs_of(lines).items()}
-    if len(columns) == 1:
-        (column,) = columns.values()
-        return [column[x.row] for x in lines]
-    return [columns[id(x.log)][x.row] for x in lines]
-
-
-def _lines(attempt: int, log: ParsedLog, process: Process) -> list[Line]:
-    table = log.iterations
-    number, time, batch = map(table.column, ("number", "step_time_ms", "global_batch_size"))
-    return [Line(attempt, log, r, int(number[r]), time[r], batch[r]) for r in process.rows]
-
-
-def _reasons(lines: Sequence[Line], log: ParsedLog, process: Process) -> dict[tuple[int, int], str]:
-    """Why lines of one process do not count, by (attempt, row); the first reason holds."""
-    found: dict[tuple[int, int], str] = {}
-    for line in lines[:START_LINES]:
-        found[line.attempt, line.row] = "process start"
-    rest = lines[START_LINES:]
-    second_half = [line.step_time_ms for line in filter(_usable, rest[len(rest) // 2 :])]
+def _reasons(log: ParsedLog, process: Process, rows: Sequence[int]) -> list[str]:
+    """Return why lines of one process do not count, empty for lines that do; the first reason counts."""
+    number, time = log.iterations.column("number"), log.iterations.column("step_time_ms")
+    usable = {row for row in rows if math.isfinite(time[row]) and time[row] > 0}
+    rest = rows[START_LINES:]
+    half = len(rest) // 2
+    slow = 0
+    second_half = [time[row] for row in rest[half:] if row in usable]
     if second_half:
         limit = SLOW * statistics.median(second_half)
-        for line in rest[: len(rest) // 2]:
-            if line.step_time_ms <= limit:
-                break
-            found[line.attempt, line.row] = "warm-up"
-    profiled, disturbed = _profiled(log, process), log.disturbed_rows
-    for line in rest:
-        reason = disturbed.get(line.row)
-        if not _usable(line):
+        while slow < half and not time[rest[slow]] <= limit:
+            slow += 1
+    is_profiled = _profiled(log, process)
+    reasons = ["process start"] * len(rows[:START_LINES]) + ["warm-up"] * slow
+    for row in rest[slow:]:
+        reason = log.disturbed_rows.get(row, "")
+        if row not in usable:
             reason = "no usable time"
-        elif profiled.holds(line.number):
+        elif is_profiled(number[row]):
             reason = "profiled"
-        if reason:
-            found.setdefault((line.attempt, line.row), reason)
-    return found
+        reasons.append(reason)
+    return reasons
 
 
-def _usable(line: Line) -> bool:
-    return math.isfinite(line.step_time_ms) and line.step_time_ms > 0
-
-
-def _profiled(log: ParsedLog, process: Process) -> _Profiled:
-    """Iterations that a profiler or a measurement of FP8 tensors slowed down."""
+def _profiled(log: ParsedLog, process: Process) -> Callable[[float], bool]:
+    """Return a test for iterations that a profiler or a measurement of FP8 tensors slowed down."""
     arguments = process.head.arguments
     first, last = 0, -1
     start, stop = arguments.get("profile_step_start"), arguments.get("profile_step_end")
@@ -235,18 +197,21 @@ def _profiled(log: ParsedLog, process: Process) -> _Profiled:
         # If every iteration measures its tensors, only such iterations can give the speed.
         if evidence.kind == "tensors" and isinstance(number, int) and evidence.data.get("every") != 1:
             single.add(number)
-    return _Profiled(first, last, frozenset(single))
+    return lambda number: first <= number <= last or number in single
 
 
-class _Profiled(NamedTuple):
-    """Iterations from `first` to `last`, and single ones."""
+Number = TypeVar("Number", int, str)
 
-    first: int
-    last: int
-    single: frozenset[int]
 
-    def holds(self, number: int) -> bool:
-        return self.first <= number <= self.last or number in self.single
+def consecutive(numbers: Iterable[Number]) -> list[list[Number]]:
+    """Return runs of consecutive numbers as [first, last], and a number on its own as [number]."""
+    found: list[list[Number]] = []
+    for number in numbers:
+        if found and int(number) == int(found[-1][-1]) + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return found
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from fp8launch.report.goodput import Goodput, goodput_line, goodput_rows
+from fp8launch.report.goodput import goodput_line, goodput_rows
 from fp8launch.report.machines import compressed
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
-from fp8launch.report.run_report import RunReport, Statistic
+from fp8launch.report.run_report import RunReport, Statistic, Training
 from fp8launch.report.steady_state import RULE_NOTE, ranges
-from fp8launch.report.step_parts import StepPart, step_parts
-from fp8launch.report.tensor_stats import tensor_lines
+from fp8launch.report.tables import Table, rich_table
 from fp8launch.wording import counted
 
-# More ranges of iterations than these are counted instead.
+# More ranges of iterations than this are counted instead.
 _MOST_RANGES = 8
 _STYLE = {"ok": "green", "unhealthy": "bold red", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
 
 def render_text(report: RunReport) -> RenderableType:
-    """Render units, spread, the peak that MFU divides by and the lines that were left out, on one screen."""
+    """Render the report on one screen: units, spread, the peak that MFU divides by, and the lines left out."""
     parts: list[RenderableType] = [_headline(report)]
     if report.failure and report.status == "failed":
         place = report.failure.code
@@ -35,116 +33,85 @@ def render_text(report: RunReport) -> RenderableType:
     for problem in report.health:
         style = "red" if problem.severity == "error" else "yellow"
         parts.append(Text(problem.sentence, style=style))
-    if report.step_time_ms:
-        parts.append(_table(report))
+    if report.speed.step_time_ms:
+        parts.append(rich_table(_speed_table(report)))
     if report.phases:
-        parts.append(_phases(report))
+        parts.append(rich_table(Table(tuple(PHASE_COLUMNS), tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values()))))
     if timed := list(step_parts(report)):
-        parts.append(_step_table(timed))
+        parts.append(rich_table(_shares("of a step, by Megatron's timers", "ms", timed)))
     if report.goodput and report.goodput.attempts > 1:
-        parts.append(_goodput_table(report.goodput))
+        total = report.goodput.parts.total
+        spent = [(name, seconds, seconds / total) for name, seconds in goodput_rows(report.goodput)]
+        parts.append(rich_table(_shares("of the allocated time", "s", spent)))
     parts += list(map(Text, _facts(report)))
     for note in report.notes:
         parts.append(Text(f"note: {note}", style="yellow"))
-    if report.step_time_ms:
+    if report.speed.step_time_ms:
         parts.append(Text(RULE_NOTE, style="dim"))
     return Group(*parts)
 
 
 def _headline(report: RunReport) -> Text:
-    where = f"iteration {report.iteration_last or 0}"
-    if report.iterations_planned:
-        where += f" of {report.iterations_planned}"
+    where = f"iteration {report.training.iteration_last or 0}"
+    if report.training.iterations_planned:
+        where += f" of {report.training.iterations_planned}"
     if len(report.attempts) > 1:
         where += f", {len(report.attempts)} attempts"
     text = Text(report.status.replace("_", " "), style=_STYLE[report.status])
     return text.append(f"  {where}", style="default")
 
 
-def _table(report: RunReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in ("median", "mean", "min", "max", "IQR", "n"):
-        table.add_column(name, justify="right")
-    _row(table, "step time, ms", report.step_time_ms, 1)
-    _row(table, "tokens/s/GPU", report.tokens_per_s_per_gpu, 1)
+def _speed_table(report: RunReport) -> Table:
+    speed = report.speed
     digits = 1
-    if report.tflops_per_gpu is not None and report.tflops_per_gpu.median < 1:
+    if speed.tflops_per_gpu is not None and speed.tflops_per_gpu.median < 1:
         digits = 4
-    if report.tflops_source == "logged":
-        _row(table, "model TFLOP/s/GPU", report.tflops_per_gpu, digits)
-        _row(table, "  recomputed", report.tflops_per_gpu_recomputed, 1)
+    rows = _row("step time, ms", speed.step_time_ms, 1) + _row("tokens/s/GPU", speed.tokens_per_s_per_gpu, 1)
+    if speed.tflops_source == "logged":
+        rows += _row("model TFLOP/s/GPU", speed.tflops_per_gpu, digits)
+        rows += _row("  recomputed", speed.tflops_per_gpu_recomputed, 1)
     else:
-        _row(table, "model TFLOP/s/GPU (recomputed)", report.tflops_per_gpu, digits)
-    if report.mfu and report.mfu_denominator:
-        peak = report.mfu_denominator
+        rows += _row("model TFLOP/s/GPU (recomputed)", speed.tflops_per_gpu, digits)
+    if speed.mfu and speed.mfu_denominator:
+        peak = speed.mfu_denominator
         label = f"MFU, % of {peak['peak_tflops']:g} TFLOP/s ({str(peak['gpu']).upper()} {peak['dtype']} dense)"
-        _row(table, label, report.mfu, 1, scale=100)
-    _row(table, "energy, J/iteration/GPU", report.energy_j_per_gpu, 1)
-    return table
+        rows += _row(label, speed.mfu, 1, scale=100)
+    rows += _row("energy, J/iteration/GPU", speed.energy_j_per_gpu, 1)
+    return Table(("", "median", "mean", "min", "max", "IQR", "n"), tuple(rows), (False, *[True] * 6))
 
 
-def _step_table(parts: Sequence[StepPart]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("of a step, by Megatron's timers")
-    table.add_column("ms", justify="right")
-    table.add_column("share", justify="right")
-    for part in parts:
-        table.add_row(part.name, f"{part.ms:,.1f}", f"{part.share:.1%}")
-    return table
-
-
-def _goodput_table(goodput: Goodput) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("of the allocated time")
-    table.add_column("s", justify="right")
-    table.add_column("share", justify="right")
-    for name, seconds in goodput_rows(goodput):
-        table.add_row(name, f"{seconds:,.1f}", f"{seconds / goodput.parts.total:.1%}")
-    return table
-
-
-def _phases(report: RunReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, number in PHASE_COLUMNS.items():
-        add_column(table, name, number)
-    for row in phase_cells(report):
-        table.add_row(*map(Text, row))
-    return table
-
-
-def add_column(table: Table, header: str, number: bool, **options: Any) -> None:
-    """Add a column to a table, right-aligned if it holds numbers."""
-    if number:
-        table.add_column(header, justify="right", **options)
-    else:
-        table.add_column(header, **options)
-
-
-def _row(table: Table, label: str, value: Statistic | None, digits: int, scale: float = 1) -> None:
+def _row(label: str, value: Statistic | None, digits: int, scale: float = 1) -> list[tuple[str, ...]]:
+    """Return the row of a statistic; empty if it is unknown."""
     if value is None:
-        return
-    cells = [label]
-    for number in (value.median, value.mean, value.min, value.max, value.iqr):
-        cells.append(f"{scale * number:,.{digits}f}")
-    table.add_row(*cells, str(value.n))
+        return []
+    numbers = (value.median, value.mean, value.min, value.max, value.iqr)
+    return [(label, *(f"{scale * number:,.{digits}f}" for number in numbers), str(value.n))]
+
+
+def _shares(title: str, unit: str, parts: Sequence[tuple[str, float, float]]) -> Table:
+    """Return a table of parts of a whole: name, amount and share of each."""
+    rows = [(name, f"{amount:,.1f}", f"{share:.1%}") for name, amount, share in parts]
+    return Table((title, unit, "share"), tuple(rows), (False, True, True))
 
 
 def _facts(report: RunReport) -> list[str]:
     facts = []
     if report.peak_memory_mib:
         facts.append(f"peak memory {report.peak_memory_mib:,.0f} MiB (allocated by PyTorch)")
-    if report.lines:
-        facts.append(_loss(report))
-    for validation in report.validations[-1:]:
-        facts.append(_validation(validation))
+    if report.training.lines:
+        facts.append(_loss(report.training))
+    for validation in report.training.validations[-1:]:
+        where = "" if validation["iteration"] is None else f", iteration {validation['iteration']}"
+        losses = ", ".join(f"{name} {value:.4f}" for name, value in validation["losses"].items())
+        facts.append(f"last validation{where}: {losses}")
     if report.fp8:
         facts += _fp8(report.fp8)
-    facts += tensor_lines(report.tensor_stats)
+    for more in filter(None, report.more.values()):
+        facts += more.lines
     facts += filter(None, (_sizes_and_versions(report), _machines(report)))
     if report.goodput and report.goodput.attempts > 1:
         facts.append(goodput_line(report.goodput))
-    for reason, numbers in report.dropped.items():
+    for reason, numbers in report.steady_state.dropped.items():
         facts.append(f"excluded, {reason}: {_iterations(numbers)}")
     return facts
 
@@ -157,35 +124,24 @@ def _iterations(numbers: Sequence[int]) -> str:
     return f"{counted(len(numbers), 'iteration')} from {min(numbers)} to {max(numbers)}"
 
 
-def _loss(report: RunReport) -> str:
-    missing = "NaN" if report.nan_iterations else "missing"
-    text = f"loss {_loss_value(report.loss_first, missing)} to {_loss_value(report.loss_last, missing)}"
-    if report.grad_norm_last is not None:
-        text += f", last grad norm {report.grad_norm_last:.3f}"
-    return f"{text}; {report.nan_iterations} NaN and {report.skipped_iterations} skipped iterations"
-
-
-def _loss_value(loss: float | None, missing: str) -> str:
-    if loss is None:
-        return missing
-    return f"{loss:.4f}"
-
-
-def _validation(validation: Mapping[str, Any]) -> str:
-    losses = ", ".join(f"{name} {value:.4f}" for name, value in validation["losses"].items())
-    where = "" if validation["iteration"] is None else f", iteration {validation['iteration']}"
-    return f"last validation{where}: {losses}"
+def _loss(training: Training) -> str:
+    missing = "NaN" if training.nan_iterations else "missing"
+    first, last = (missing if loss is None else f"{loss:.4f}" for loss in (training.loss_first, training.loss_last))
+    text = f"loss {first} to {last}"
+    if training.grad_norm_last is not None:
+        text += f", last grad norm {training.grad_norm_last:.3f}"
+    return f"{text}; {training.nan_iterations} NaN and {training.skipped_iterations} skipped iterations"
 
 
 def _sizes_and_versions(report: RunReport) -> str:
     sizes = (
-        ("world size", report.world_size),
-        ("sequence", report.seq_length),
-        ("global batch", report.global_batch_size),
+        ("world size", report.setup.world_size),
+        ("sequence", report.setup.seq_length),
+        ("global batch", report.setup.global_batch_size),
     )
     parts = [f"{name} {size}" for name, size in sizes if size]
-    if report.versions:
-        parts.append(", ".join(map(" ".join, report.versions.items())))
+    if report.setup.versions:
+        parts.append(", ".join(map(" ".join, report.setup.versions.items())))
     return "; ".join(parts)
 
 
@@ -202,32 +158,64 @@ def _machines(report: RunReport) -> str:
 
 
 def _fp8(fp8: Mapping[str, Any]) -> list[str]:
-    """The requested precision, whether it ran, and the strongest evidence."""
-    requested = bool(fp8["requested"])
-    text = "FP8: not asked for"
-    if requested:
+    """Describe the requested precision, whether it ran, and the strongest evidence."""
+    if not fp8["requested"]:
+        text = "FP8: not requested"
+        if fp8["evidence"] != "arguments":
+            text += ", but it ran" if fp8["verified"] else ", not used"
+    else:
         text = f"FP8: {fp8['recipe']}, {fp8['format']}"
         if fp8["verdict"] in ("requested only", "no evidence"):
             return [f"{text}; {fp8['verdict']}: the log contains no proof that it ran"]
-    if fp8["evidence"] != "arguments":
-        text += f"; {_whether_it_ran(requested, fp8['verified'])}: {_proof(fp8)}"
-    lines = [text]
-    for warning in fp8["warnings"]:
-        lines.append(f"FP8 warning: {warning}")
-    return lines
+        text += "; verified" if fp8["verified"] else "; did not run"
+    proofs = [finding["text"] for finding in fp8["findings"] if finding["kind"] == fp8["evidence"]]
+    if proofs and fp8["evidence"] != "arguments":
+        text += f": {proofs[0]}"
+    return [text, *(f"FP8 warning: {warning}" for warning in fp8["warnings"])]
 
 
-def _proof(fp8: Mapping[str, Any]) -> str:
-    """The text of the strongest evidence."""
-    for finding in fp8["findings"]:
-        if finding["kind"] == fp8["evidence"]:
-            return str(finding["text"])
-    return ""
+_PIPELINE = (
+    "forward-recv",
+    "forward-send",
+    "backward-recv",
+    "backward-send",
+    "forward-send-forward-recv",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "backward-send-backward-recv",
+    "forward-backward-send-forward-backward-recv",
+)
+_GRADIENTS = ("all-grads-sync", "embedding-grads-all-reduce", "non-tensor-parallel-grads-all-reduce")
 
 
-def _whether_it_ran(requested: bool, verified: bool) -> str:
-    if not requested:
-        return "none ran"
-    if verified:
-        return "verified"
-    return "did not run"
+class StepPart(NamedTuple):
+    """`ms` is the median over the iterations that count, on the slowest rank; `share` a fraction of the step."""
+
+    name: str
+    ms: float
+    share: float
+
+
+def step_parts(report: RunReport) -> Iterator[StepPart]:
+    """Return the parts of a step; empty unless the run had Megatron's timers of level 2."""
+    timers, step = report.speed.timers_ms, report.speed.step_time_ms
+    if step is None or "forward-compute" not in timers or "backward-compute" not in timers:
+        return
+    loading = _sum(timers, ("batch-generator",))
+    parts = {
+        "data loading": loading,
+        # Megatron loads a batch within its forward pass.
+        "forward": _sum(timers, ("forward-compute",)) - loading,
+        "backward": _sum(timers, ("backward-compute",)),
+        "pipeline communication": _sum(timers, _PIPELINE),
+        "gradient communication that is not hidden": _sum(timers, _GRADIENTS),
+        "optimizer": _sum(timers, ("optimizer",)),
+    }
+    parts["rest"] = max(0.0, step.median - sum(parts.values()))
+    for name, ms in parts.items():
+        if ms > 0:
+            yield StepPart(name, ms, ms / step.median)
+
+
+def _sum(timers: Mapping[str, Statistic], names: tuple[str, ...]) -> float:
+    return sum(timers[name].median for name in names if name in timers)

@@ -1,4 +1,4 @@
-"""Logs of one run -> the numbers of that run, with everything that they rest on.
+"""Compute a run's speed, losses and status from its logs.
 
 Units: milliseconds, dense model TFLOP/s per GPU, tokens per second per GPU, MiB; MFU is a fraction of the stated peak.
 """
@@ -6,53 +6,178 @@ Units: milliseconds, dense model TFLOP/s per GPU, tokens per second per GPU, MiB
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 from typing import Literal
 
+from fp8launch import plugin_registry
 from fp8launch.diagnostics import error
-from fp8launch.injob.supervisor.health_rules import LIMITS, HealthLimits, HealthProblem
-from fp8launch.logs import ParsedLog, attempts_of, read_log
-from fp8launch.logs.field_names import TIMER_PREFIX
-from fp8launch.report.health import health_of
-from fp8launch.report.machines import machines_of
+from fp8launch.hardware.gpus import Dtype
+from fp8launch.injob.supervisor.health_rules import IS_NAN, LIMITS, HealthLimits, HealthProblem
+from fp8launch.logs import Iteration, IterationTable, LoggedProcesses, ParsedLog, attempts_of, read_log
+from fp8launch.logs.field_names import NOT_FINITE, TIMER_PREFIX
+from fp8launch.logs.identify import foreign_program, why_no_iterations
+from fp8launch.megatron.flops import flops_per_token, miscounted
+from fp8launch.report.machines import Machines, machines_of
+from fp8launch.report.outcome import attempt_of, contradiction, health_of, status_of
 from fp8launch.report.phases import PhaseSpan, by_phase
-from fp8launch.report.run_notes import run_notes
-from fp8launch.report.run_report import PhaseReport, RunReport, Statistic, statistic
-from fp8launch.report.run_setup import RunSetup, positive, setup_of
-from fp8launch.report.run_status import attempt_of, status_of, status_of_phases
-from fp8launch.report.run_totals import count_of, nan_lines, parameters_of, peak_memory_mib, validations_of
-from fp8launch.report.steady_state import Line, SteadyState, field_names, select_steady_state, values
-from fp8launch.report.tensor_stats import tensor_stats_of
-from fp8launch.report.verify import precision_asked_for, verify
+from fp8launch.report.run_report import (
+    LARGEST,
+    PhaseReport,
+    RunReport,
+    RunSetup,
+    Speed,
+    Statistic,
+    Training,
+    statistic,
+)
+from fp8launch.report.steady_state import SteadyState, select_steady_state
+from fp8launch.report.verify import NOT_PARTITIONED, NOT_RUNNING, precision_asked_for, verify
 from fp8launch.rundir.attempts import HealthAction
 
-_NOTEWORTHY = (
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "seq_length",
-    "num_experts", "micro_batch_size", "global_batch_size", "tensor_model_parallel_size",
-    "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size", "data_parallel_size",
-    "use_distributed_optimizer", "use_megatron_fsdp", "recompute_granularity", "train_iters", "log_interval",
-    "transformer_impl", "attention_backend",
-)  # fmt: skip
-# Fields that belong to one precision: a run in phases takes them from its longest phase.
-_FROM_LONGEST_PHASE = (
-    "step_time_ms", "tflops_per_gpu", "tflops_source", "tflops_per_gpu_recomputed", "tokens_per_s_per_gpu",
-    "tokens_source", "mfu", "mfu_denominator", "energy_j_per_gpu", "timers_ms", "warmup_dropped", "dropped", "fp8",
-    "seq_length", "flops_per_token", "arguments", "argument_dump", "notes",
-)  # fmt: skip
+
+def setup_of(
+    attempts: LoggedProcesses,
+    last: Iteration | None,
+    gpu: str | None,
+    world_size: int | None,
+    stated: Mapping[str, object] | None,
+) -> RunSetup:
+    """Find the arguments of a run in its logs and among the arguments that it was started with (`stated`).
+
+    `last` is its last iteration line, with sizes for logs that do not contain the arguments.
+    """
+    dump: Mapping[str, object] = {}
+    versions: Mapping[str, str] = {}
+    padded = printed = parameters = None
+    for _, process in attempts:
+        head = process.head
+        dump = head.arguments or dump
+        versions = head.versions or versions
+        if head.padded_vocab_size is not None:
+            padded = head.padded_vocab_size
+        if head.world_size is not None:
+            printed = head.world_size
+        if head.parameters:
+            # Printed by model-parallel rank, without the experts of other ranks.
+            parameters = sum(head.parameters.values())
+    arguments = {**(stated or {}), **dump}
+    counted = dict(arguments)
+    if padded:
+        counted["padded_vocab_size"] = padded
+    seq_length = positive(arguments.get("seq_length"))
+    if seq_length is None:
+        seq_length = positive(last.values.get("seq_length")) if last else None
+    # fp16 has the same peak on every GPU of the table.
+    dtype: Dtype = "bf16"
+    if arguments.get("fp4"):
+        dtype = "fp4"
+    elif arguments.get("fp8") or arguments.get("fp8_format"):
+        dtype = "fp8"
+    return RunSetup(
+        arguments=arguments,
+        dump=dump,
+        world_size=printed or positive(arguments.get("world_size")) or world_size,
+        seq_length=seq_length,
+        global_batch_size=positive((last.values if last else arguments).get("global_batch_size")),
+        flops_per_token=flops_per_token(counted),
+        parameters=parameters,
+        gpu=gpu,
+        dtype=dtype,
+        versions=versions,
+    )
 
 
-def _noteworthy(arguments: Mapping[str, object]) -> dict[str, object]:
-    return {name: arguments[name] for name in _NOTEWORTHY if name in arguments}
+def positive(value: object) -> int | None:
+    """Return a number above zero as an integer; None for anything else."""
+    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        return int(value)
+    return None
 
 
-def _timers(lines: Sequence[Line]) -> dict[str, Statistic]:
-    """Megatron's timers over the iterations that count, by Megatron's names."""
+def count_of(attempts: LoggedProcesses, lines: IterationTable, name: str) -> int:
+    """Sum a counter. The first line of a process does not reset it, so the second line holds its count as well."""
+    second = {}
+    for i, (log, process) in enumerate(attempts):
+        number = log.iterations.column("number")
+        if len(process.rows) > 1:
+            second[i, number[process.rows[0]]] = (i, number[process.rows[1]])
+    counts = {}
+    for attempt, number, count in zip(*map(lines.column, ("attempt", "number", name)), strict=True):
+        if 0 < count < LARGEST:
+            counts[attempt, number] = count
+    total = 0
+    for key, count in counts.items():
+        if key not in second or counts.get(second[key], 0.0) < count:
+            total += int(count)
+    return total
+
+
+def peak_memory_mib(logs: Sequence[ParsedLog], kept: IterationTable) -> float | None:
+    """Return Megatron's `max allocated` in MiB over all ranks that print it, else the memory in a fork's own lines."""
+    peak = max((log.peak_memory.get("max allocated", 0.0) for log in logs), default=0.0)
+    if not peak:
+        used = list(filter(math.isfinite, kept.column("memory_used_gib")))
+        peak = max(used, default=0.0) * 1024
+    return peak or None
+
+
+def run_notes(
+    logs: Sequence[ParsedLog],
+    attempts: LoggedProcesses,
+    steady: SteadyState,
+    setup: RunSetup,
+    stated_gpu: str | None,
+    machines: Machines,
+) -> list[str]:
+    """Return the notes on a run. `stated_gpu` is the GPU that the user named."""
+    notes = list(steady.notes)
+    if setup.gpu and not setup.peak_tflops:
+        notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
+    missing = []
+    if not setup.world_size:
+        missing.append("world size")
+    if not setup.seq_length:
+        missing.append("sequence length")
+    if steady.lines and missing:
+        notes.append(f"the log does not contain the {' and '.join(missing)}")
+    sizes = set()
+    for _, process in attempts:
+        if process.head.world_size:
+            sizes.add(process.head.world_size)
+    if len(sizes) > 1:
+        notes.append(f"the attempts ran on different world sizes: {sorted(sizes)}")
+    duplicates = sum(log.duplicates for log in logs)
+    if duplicates:
+        notes.append(f"{duplicates} iteration lines were printed by more than one rank and counted once")
+    if stated_gpu and machines.gpu not in (None, stated_gpu):
+        notes.append(f"the GPU is set to {stated_gpu}, but the nodes have {', '.join(machines.gpus)}")
+    if steady.lines:
+        notes += miscounted(setup.arguments)
+    else:
+        notes += _without_iterations(logs)
+    return notes
+
+
+def _without_iterations(logs: Sequence[ParsedLog]) -> Iterator[str]:
+    """Yield a description of each log. A log that shows a failure explains itself, unless another program wrote it."""
+    for log in logs:
+        failed = any(process.ending.failure for process in log.processes)
+        with suppress(OSError):  # it was removed since it was read
+            if not failed:
+                yield f"{log.path.name}: {why_no_iterations(log.path)}"
+            elif program := foreign_program(log.path):
+                yield f"{log.path.name}: it is a log of {program}, of which only the failure is read"
+
+
+def _timers(lines: IterationTable) -> dict[str, Statistic]:
+    """Return Megatron's timers over the iterations that count, by Megatron's names."""
     found = {}
-    for name in field_names(lines, TIMER_PREFIX):
-        value = statistic(values(lines, name))
+    for name in lines.names_with(TIMER_PREFIX):
+        value = statistic(lines.column(name))
         if value:
             found[name.removeprefix(TIMER_PREFIX)] = value
     return found
@@ -91,9 +216,9 @@ def summarise_run(
     limits: HealthLimits = LIMITS,
     actions: Sequence[HealthAction] = (),
 ) -> RunReport:
-    """Report on a run that may have phases: its speed is that of the longest phase, and each has its own report.
+    """Report on a run that may have phases. Each has its own report, and the longest gives the run its speed.
 
-    `actions` are what its jobs did about its health.
+    `actions` are its jobs' actions on its health.
     """
     whole = summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments, limits=limits, actions=actions)
     parts = by_phase(logs, spans)
@@ -104,21 +229,40 @@ def summarise_run(
         stated = span.arguments or arguments
         report = summarise(mine, gpu=gpu, world_size=world_size, arguments=stated, actions=actions)
         reports.append(PhaseReport(span.name, span.begin, span.end, report))
-    longest = max(reports, key=lambda phase: (phase.report.step_time_ms is not None, phase.report.iterations))
-    numbers = {name: getattr(longest.report, name) for name in _FROM_LONGEST_PHASE}
+    longest = max(
+        reports, key=lambda phase: (phase.report.speed.step_time_ms is not None, phase.report.training.iterations)
+    )
+    notes = longest.report.notes
     if len(reports) > 1:
-        note = f"speed is that of phase {longest.name}, iterations {longest.span}; each phase has its own"
-        numbers["notes"] = (note, *longest.report.notes)
-    planned = None
-    if spans:
-        planned = spans[-1].name
-    status, failure = status_of_phases(attempts_of(logs), whole.steady_state, reports, planned, whole.health)
-    steady = replace(whole.steady_state, kept=longest.report.steady_state.kept)
-    return replace(whole, status=status, failure=failure, phases=tuple(reports), steady_state=steady, **numbers)
+        note = f"speed is for phase {longest.name}, iterations {longest.span}; each phase has its own"
+        notes = (note, *notes)
+    failures = [phase.report.failure for phase in reports if phase.report.failure]
+    contradicted = next((one for one in failures if one.code in (NOT_RUNNING, NOT_PARTITIONED)), None)
+    to_come = bool(spans) and reports[-1].name != spans[-1].name
+    status, failure = status_of(attempts_of(logs), whole.steady_state, contradicted, whole.health, to_come)
+    # Results that depend on the precision are taken from the longest phase.
+    steady, setup = longest.report.steady_state, longest.report.setup
+    return replace(
+        whole,
+        status=status,
+        failure=failure,
+        phases=tuple(reports),
+        speed=longest.report.speed,
+        fp8=longest.report.fp8,
+        notes=notes,
+        setup=replace(
+            whole.setup,
+            arguments=setup.arguments,
+            dump=setup.dump,
+            seq_length=setup.seq_length,
+            flops_per_token=setup.flops_per_token,
+        ),
+        steady_state=replace(whole.steady_state, kept=steady.kept, dropped=steady.dropped),
+    )
 
 
 def summarise(
-    logs: ParsedLog | Sequence[ParsedLog],
+    logs: Sequence[ParsedLog],
     *,
     gpu: str | None = None,
     world_size: int | None = None,
@@ -128,125 +272,71 @@ def summarise(
 ) -> RunReport:
     """Report on a run of one precision.
 
-    `gpu` names a GPU of `hardware.gpus`; without it, the one that the nodes reported counts. `world_size` and
-    `arguments` (Megatron's names) say what the run was started with, where the log does not.
+    `gpu` names a GPU of `hardware.gpus`; without it, the nodes' report counts. `world_size` and `arguments` (Megatron's
+    names) are what the run was started with, for logs without them.
     """
-    if isinstance(logs, ParsedLog):
-        logs = [logs]
     attempts = attempts_of(logs)
     given_up = {action.attempt: action.rewound_to for action in actions if action.rewound_to is not None}
     steady = select_steady_state(attempts, given_up)
     machines = machines_of(logs)
-    logged_length = None
-    if steady.lines:
-        logged_length = steady.lines[-1].value("seq_length")
-    setup = setup_of(attempts, logged_length, gpu or machines.gpu, world_size, arguments)
+    last = steady.lines[-1] if steady.lines else None
+    setup = setup_of(attempts, last, gpu or machines.gpu, world_size, arguments)
     verification = verify(attempts, arguments)
     fp8 = precision_asked_for(setup.arguments, verification)
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
         setup = replace(setup, dtype="fp8")  # the job's probe reports it; the arguments are not known
-    speed = _speed(steady.kept, setup)
     validations = [one for log in logs for one in log.validations]
-    health = (*health_of(steady, validations, setup.arguments, limits), *map(_acted_upon, actions))
-    status, failure = status_of(attempts, steady, verification, health)
-    ends = _ends(steady, setup)
+    acted_upon = [HealthProblem(one.code, "warning", one.sentence, one.first, one.last) for one in actions]
+    health = (*health_of(steady, attempts, validations, setup.arguments, limits), *acted_upon)
+    status, failure = status_of(attempts, steady, contradiction(logs, verification), health)
     return RunReport(
         status=status,
-        iterations=steady.iterations_covered,
-        iteration_last=ends.iteration,
-        iterations_planned=ends.planned,
-        lines=len(steady.lines),
-        step_time_ms=statistic(line.step_time_ms for line in steady.kept),
-        tflops_per_gpu=speed.tflops,
-        tflops_source=speed.tflops_source,
-        tflops_per_gpu_recomputed=speed.tflops_recomputed,
-        tokens_per_s_per_gpu=speed.tokens,
-        tokens_source=speed.tokens_source,
-        mfu=speed.mfu,
-        mfu_denominator=setup.mfu_denominator(),
+        training=_training(logs, attempts, steady, setup),
+        speed=_speed(steady.kept, setup),
         peak_memory_mib=peak_memory_mib(logs, steady.kept),
-        energy_j_per_gpu=statistic(values(steady.kept, "energy_j_per_gpu")),
-        timers_ms=_timers(steady.kept),
-        loss_first=ends.loss_first,
-        loss_last=ends.loss_last,
-        grad_norm_last=ends.grad_norm,
-        nan_iterations=max(count_of(attempts, steady.lines, "nan_iterations"), nan_lines(steady.lines)),
-        skipped_iterations=count_of(attempts, steady.lines, "skipped_iterations"),
-        warmup_dropped=steady.warmup_dropped,
-        dropped=steady.dropped,
-        validations=validations_of(logs),
         fp8=fp8,
-        gpu=setup.gpu,
+        setup=setup,
         machines=machines,
-        tensor_stats=tensor_stats_of(logs),
-        world_size=setup.world_size,
-        seq_length=setup.seq_length,
-        global_batch_size=ends.global_batch_size,
-        flops_per_token=setup.flops_per_token,
-        parameters=parameters_of(attempts),
-        versions=setup.versions,
-        arguments=_noteworthy(setup.arguments),
-        argument_dump=setup.dump,
         attempts=tuple(starmap(attempt_of, attempts)),
         failure=failure,
         notes=tuple(run_notes(logs, attempts, steady, setup, gpu, machines)),
         steady_state=steady,
+        more={name: read(logs) for name, read in plugin_registry.loaded("report_fields")},
         health=health,
     )
 
 
-def _acted_upon(action: HealthAction) -> HealthProblem:
-    """Return a problem that the job has dealt with."""
-    return HealthProblem(action.code, "warning", action.sentence, action.first, action.last)
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """Values of the first and the last line of a run."""
-
-    iteration: int | None
-    planned: int | None
-    loss_first: float | None
-    loss_last: float | None
-    grad_norm: float | None
-    global_batch_size: int | None
-
-
-def _ends(steady: SteadyState, setup: RunSetup) -> _Ends:
-    if not steady.lines:
-        planned = positive(setup.arguments.get("train_iters"))
-        batch = positive(setup.arguments.get("global_batch_size"))
-        return _Ends(None, planned, None, None, None, batch)
-    last = steady.lines[-1]
-    record = last.record()
-    return _Ends(
-        iteration=last.number,
-        planned=record.planned,
-        loss_first=steady.lines[0].record().loss,
-        loss_last=record.loss,
-        grad_norm=_finite(last.value("grad_norm")),
-        global_batch_size=positive(last.global_batch_size),
+def _training(logs: Sequence[ParsedLog], attempts: LoggedProcesses, steady: SteadyState, setup: RunSetup) -> Training:
+    lines = steady.lines
+    first = last = grad_norm = None
+    if lines:
+        first, last = lines[0], lines[-1]
+        grad_norm = last.values.get("grad_norm")
+    nan_lines = lines.column(NOT_FINITE).count(IS_NAN)  # not every program counts such iterations itself
+    return Training(
+        iterations=steady.iterations_covered,
+        iteration_last=last.number if last else None,
+        iterations_planned=last.planned if last else positive(setup.arguments.get("train_iters")),
+        lines=len(lines),
+        loss_first=first.loss if first else None,
+        loss_last=last.loss if last else None,
+        grad_norm_last=grad_norm if grad_norm is not None and math.isfinite(grad_norm) else None,
+        nan_iterations=max(count_of(attempts, lines, "nan_iterations"), nan_lines),
+        skipped_iterations=count_of(attempts, lines, "skipped_iterations"),
+        validations=tuple(
+            {"iteration": one.iteration, "name": one.name, "losses": dict(one.losses)}
+            for log in logs
+            for one in log.validations
+        ),
     )
 
 
-@dataclass(frozen=True)
-class _Speed:
-    """The speed of a run. A source belongs to its statistic: it is None without that."""
-
-    tokens: Statistic | None
-    tokens_source: Literal["step time", "logged"] | None
-    tflops: Statistic | None
-    tflops_source: Literal["logged", "recomputed"] | None
-    tflops_recomputed: Statistic | None
-    mfu: Statistic | None
-
-
-def _speed(kept: Sequence[Line], setup: RunSetup) -> _Speed:
-    """Tokens/s from the step time, else as logged; TFLOP/s as logged, else from tokens/s and the FLOPs per token."""
-    tokens = [_tokens_per_s_per_gpu(line, setup) for line in kept]
+def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
+    """Return tokens/s from the step time, else as logged; TFLOP/s as logged, else from tokens/s and FLOPs per token."""
+    tokens: Sequence[float] = setup.tokens_per_s_per_gpu(kept)
     tokens_source: Literal["step time", "logged"] | None = "step time"
     if not any(map(math.isfinite, tokens)):
-        tokens = values(kept, "tokens_per_s_per_gpu")
+        tokens = kept.column("tokens_per_s_per_gpu")
         tokens_source = "logged"
     tokens_statistic = statistic(tokens)
     if tokens_statistic is None:
@@ -256,7 +346,7 @@ def _speed(kept: Sequence[Line], setup: RunSetup) -> _Speed:
     if per_token:
         recomputed = [t * per_token / 1e12 for t in tokens]
     # A CPU run prints 0.0 for a throughput too small to show.
-    tflops = [v for v in values(kept, "tflops_per_gpu") if v > 0]
+    tflops = [v for v in kept.column("tflops_per_gpu") if v > 0]
     tflops_source: Literal["logged", "recomputed"] | None = "logged"
     if not any(map(math.isfinite, tflops)):
         tflops_source, tflops = "recomputed", recomputed
@@ -267,23 +357,15 @@ def _speed(kept: Sequence[Line], setup: RunSetup) -> _Speed:
     mfu = None
     if peak:
         mfu = statistic(t / peak for t in tflops)
-    return _Speed(
-        tokens=tokens_statistic,
-        tokens_source=tokens_source,
-        tflops=tflops_statistic,
+    return Speed(
+        step_time_ms=statistic(kept.column("step_time_ms")),
+        tflops_per_gpu=tflops_statistic,
         tflops_source=tflops_source,
-        tflops_recomputed=statistic(recomputed),
+        tflops_per_gpu_recomputed=statistic(recomputed),
+        tokens_per_s_per_gpu=tokens_statistic,
+        tokens_source=tokens_source,
         mfu=mfu,
+        mfu_denominator=setup.mfu_denominator(),
+        energy_j_per_gpu=statistic(kept.column("energy_j_per_gpu")),
+        timers_ms=_timers(kept),
     )
-
-
-def _tokens_per_s_per_gpu(line: Line, setup: RunSetup) -> float:
-    if not setup.seq_length or not setup.world_size:
-        return math.nan
-    return line.global_batch_size * setup.seq_length / (line.step_time_ms / 1e3 * setup.world_size)
-
-
-def _finite(value: float) -> float | None:
-    if math.isfinite(value):
-        return value
-    return None

@@ -1,4 +1,4 @@
-"""Short names for the variants of a comparison: by the axes of a study, else by what differs between the runs."""
+"""Short names for the variants of a comparison: by the axes of a study, else by the differences between the runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fp8launch.report.differences import (
     makes_variant,
     shortened,
 )
-from fp8launch.report.run_data import RunData, StudyPoint
-from fp8launch.report.run_facts import SETTINGS, UNSET
+from fp8launch.report.read_run import SETTINGS, UNSET
+from fp8launch.report.run_report import RunReport, StudyPoint
 
-# Names of facts in labels, in this order. Labels omit a parallel size of 1 and whatever is off.
+# Names of facts in labels, in this order. Labels omit parallel sizes of 1 and features that are off.
 _SHORT = {
     "gpu": "",
     "GPU": "",
@@ -51,27 +51,28 @@ _PARALLEL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
     "context_parallel_size", "expert_model_parallel_size",
 )  # fmt: skip
-# Longer labels, in letters, lose parts that tell nothing apart; the table of differences has them all. Parts that are
-# off in other labels, such as FSDP, are left out only of far longer ones: leaving them out would say that they are off.
+# Labels with more letters lose parts that do not distinguish anything; the table of differences has them all. Parts
+# that are off in other labels, such as FSDP, are only dropped from far longer ones, because a missing part reads as
+# off.
 _LONG, _FAR_TOO_LONG = 28, 64
-# Without these parts a label would not say what was measured.
+# Parts that are never dropped, because they identify the measurement.
 _KEPT = (
     "precision", "precision.recipe", "recipe", "script", "run", "gpu", "GPU", "seq_length", "num_layers",
     "num_experts",
 )  # fmt: skip
 # The largest number of other facts in labels.
 _MOST_OTHERS = 3
-# Sizes, which rows have beside their label.
+# Sizes, which rows have in addition to their label.
 _SIZE_KEYS = ("nodes", "resources.nodes", "resources.gpus_per_node")
-# Facts that labels by facts have even if others tell the runs apart.
+# Facts that labels by facts include even if other facts distinguish the runs.
 _ALWAYS = {"precision", "script", "run", *_SHORT} - {*LEARNING, "train_iters"} | {"global_batch_size"}
 Key = tuple[tuple[str, str], ...]
 
 
-def variant_labels(runs: Sequence[RunData]) -> list[str]:
+def variant_labels(runs: Sequence[RunReport]) -> list[str]:
     """Return the label of each run. Runs with the same label are repeats of one variant.
 
-    The axes of a study name its variants. Between studies only the facts of the runs tell whether they are repeats.
+    The axes of a study name its variants. Between studies, only the facts of the runs show whether they are repeats.
     """
     studies = [run.study for run in runs if run.study]
     if len(studies) == len(runs) and _same_study(runs):
@@ -79,21 +80,22 @@ def variant_labels(runs: Sequence[RunData]) -> list[str]:
     return _labels(_by_facts(runs), runs, by_point=False)
 
 
-def _same_study(runs: Sequence[RunData]) -> bool:
-    """Whether all runs are points of one study; studies in different folders may share a name."""
+def _same_study(runs: Sequence[RunReport]) -> bool:
+    """Return whether all runs are points of one study; studies in different folders may share a name."""
     axes = {(run.study.name, tuple(sorted(run.study.point))) for run in runs if run.study}
     folders = {PurePath(run.sources[0]).parent for run in runs if run.sources}
     return len(axes) == 1 and len(folders) <= 1
 
 
-def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Key]:
-    """In a study, the axes that vary make a variant, except sizes and seeds."""
+def _by_point(runs: Sequence[RunReport], studies: Sequence[StudyPoint]) -> list[Key]:
+    """In a study, all axes that vary, except sizes and seeds, define a variant."""
     points = []
     for study, run in zip(studies, runs, strict=True):
         points.append({**study.point, "recipe": run.facts.get("recipe")})
     varied = []
     for name in dict.fromkeys(chain.from_iterable(points)):
-        if name not in _SIZE_KEYS and facts_of_axis(name) != {"seed"} and _varies(name, points):
+        varies = len({repr(point.get(name)) for point in points}) > 1
+        if varies and name not in _SIZE_KEYS and facts_of_axis(name) != {"seed"}:
             varied.append(name)
     keys = []
     for point in points:
@@ -105,12 +107,8 @@ def _by_point(runs: Sequence[RunData], studies: Sequence[StudyPoint]) -> list[Ke
     return keys
 
 
-def _varies(name: str, points: Sequence[Mapping[str, object]]) -> bool:
-    return len({repr(point.get(name)) for point in points}) > 1
-
-
-def _by_facts(runs: Sequence[RunData]) -> list[Key]:
-    """Without a study, whatever differs between the runs makes a variant, except seeds, paths and circumstances."""
+def _by_facts(runs: Sequence[RunReport]) -> list[Key]:
+    """Without a study, all differing facts, except seeds, paths and circumstances, define a variant."""
     names = list(filter(makes_variant, differing_facts(runs)))
     # A global batch in step with the number of GPUs is weak scaling, not a variant.
     per_gpu = set(map(_batch_per_gpu, runs))
@@ -130,16 +128,16 @@ def _by_facts(runs: Sequence[RunData]) -> list[Key]:
     return keys
 
 
-def _batch_per_gpu(run: RunData) -> float | None:
-    batch, world = run.facts.get("global_batch_size"), run.world
+def _batch_per_gpu(run: RunReport) -> float | None:
+    batch, world = run.facts.get("global_batch_size"), run.setup.world_size
     if isinstance(batch, int | float) and world:
         return batch / world
     return None
 
 
-def _labels(keys: Sequence[Key], runs: Sequence[RunData], by_point: bool) -> list[str]:
-    """Name each variant by as few of its facts as tell it apart; by its first run if too many would be needed."""
-    first: dict[Key, RunData] = {}
+def _labels(keys: Sequence[Key], runs: Sequence[RunReport], by_point: bool) -> list[str]:
+    """Name each variant by as few facts as distinguish it, or by its first run if too many would be needed."""
+    first: dict[Key, RunReport] = {}
     for key, run in zip(keys, runs, strict=True):
         first.setdefault(key, run)
     variants = [dict(key) for key in first]
@@ -171,12 +169,12 @@ def _labels(keys: Sequence[Key], runs: Sequence[RunData], by_point: bool) -> lis
 
 
 def _distinct(words: Mapping[str, Sequence[str]], variants: int) -> int:
-    """Count the variants that these words tell apart."""
+    """Count the variants that these words distinguish."""
     return len({tuple(texts[i] for texts in words.values()) for i in range(variants)})
 
 
 def _add_needed(words: dict[str, list[str]], others: Mapping[str, list[str]], variants: int) -> None:
-    """Add facts that tell further variants apart, if few suffice: a run's name is easier to read than many facts."""
+    """Add facts that distinguish further variants, if few suffice: a run's name is easier to read than many facts."""
     added: dict[str, list[str]] = {}
     for name, texts in others.items():
         more = {**words, **added, name: texts}
@@ -191,7 +189,7 @@ def _joined(words: Mapping[str, Sequence[str]], variant: int) -> str:
 
 
 def _shorten(words: dict[str, list[str]], variants: Sequence[Mapping[str, str]]) -> None:
-    """Drop facts from long labels that tell nothing apart, the least important first.
+    """Drop facts that distinguish nothing from long labels, the least important first.
 
     First from all labels, then from single ones.
     """
@@ -200,7 +198,8 @@ def _shorten(words: dict[str, list[str]], variants: Sequence[Mapping[str, str]])
     optional = []
     for name in reversed(list(words)):
         limit = _LONG
-        if name != "sequence_parallel" and _is_off_in_some(name, words[name], variants):
+        off_in_some = any(name in variant and not text for variant, text in zip(variants, words[name], strict=True))
+        if name != "sequence_parallel" and off_in_some:
             limit = _FAR_TOO_LONG
         fewer = {other: texts for other, texts in words.items() if other != name}
         if name in _KEPT or max(len(_joined(words, i)) for i in every) <= limit:
@@ -211,7 +210,7 @@ def _shorten(words: dict[str, list[str]], variants: Sequence[Mapping[str, str]])
             optional.append(name)
     full = {name: list(texts) for name, texts in words.items()}
     for name in optional:
-        # Rows of one model keep what they learn with, other settings where another row differs in nothing else.
+        # Learning settings are kept if they differ among rows of one model, other settings if only they differ.
         alike = [_words_of_model(full, i) if name in LEARNING else _without(full, name, i) for i in every]
         too_long = {alike[i] for i in every if len(_joined(words, i)) > _LONG}
         for i in every:
@@ -220,10 +219,6 @@ def _shorten(words: dict[str, list[str]], variants: Sequence[Mapping[str, str]])
                 words[name][i] = ""
                 if _distinct(words, len(variants)) < distinct:
                     words[name][i] = full[name][i]
-
-
-def _is_off_in_some(name: str, texts: Sequence[str], variants: Sequence[Mapping[str, str]]) -> bool:
-    return any(name in variant and not text for variant, text in zip(variants, texts, strict=True))
 
 
 def _words_of_model(words: Mapping[str, Sequence[str]], variant: int) -> tuple[str, ...]:
@@ -246,7 +241,7 @@ def words_of(fact: str, value: object) -> str:
 
 
 def _word(name: str, value: str, by_point: bool) -> str:
-    """Return the words for one fact or axis; empty for a parallel size of 1 and for what is off."""
+    """Return the words for one fact or axis; empty for a parallel size of 1 and for a feature that is off."""
     if by_point:
         # `parallel.tp` has the short name of the argument that it sets.
         for fact in facts_of_axis(name) & _SHORT.keys():

@@ -1,25 +1,214 @@
-"""Did what was asked for run? A verdict on FP8 from the evidence in the logs of a run, the strongest first.
+"""Did the requested precision run? A verdict on FP8 from the evidence in a run's logs, the strongest first.
 
 kernels    GEMM kernels on FP8 operands, in a profile of one iteration
-modules    what each linear layer did in its last forward, and the type of its weights, as the job's own probe read it
-arguments  what was asked for; proves nothing, because Megatron trains in bf16 silently where a layer ignores it
+modules    the precision of each linear layer's last forward pass and of its weights, as read by the job's probe
+arguments  the request; proves nothing, because Megatron trains in bf16 silently if a layer ignores it
 
-Beside it, `sharding`: whether the ranks hold parts of weights and optimizer states, where the job says how much.
+In addition, `sharding`: whether the ranks hold parts of weights and optimizer states, if the job reports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
+from fp8launch import plugin_registry
+from fp8launch.diagnostics import Problem
+from fp8launch.hardware.quantization import CUSTOM, quantization_recipes, recipe_made_by
 from fp8launch.logs import Evidence, LoggedProcesses, ParsedLog, attempts_of
 from fp8launch.logs.evidence import of_kind
-from fp8launch.report.fp8_evidence import FindingKind, Fp8Finding, kernels_finding, modules_finding
-from fp8launch.report.json_values import json_list
-from fp8launch.report.sharding import judge_sharding
+from fp8launch.report.run_report import json_list
 from fp8launch.untyped import as_mapping
+
+FindingKind = Literal["kernels", "modules", "arguments", "sharding"]
+
+
+@dataclass(frozen=True)
+class Fp8Finding:
+    """One piece of evidence: `shows` is True for FP8, False if FP8 is missing although expected, otherwise None."""
+
+    kind: FindingKind
+    shows: bool | None
+    text: str
+    offset: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return {"kind": self.kind, "shows_fp8": self.shows, "text": self.text}
+
+
+def kernels_finding(profile: Evidence) -> Fp8Finding:
+    """Count the GEMM kernels on FP8 and FP4 operands, and their share of the time."""
+    data = profile.data
+    families = as_mapping(data.get("families"))
+    counts: dict[str, float] = {}
+    time: dict[str, float] = {}
+    for name in ("fp8_gemm", "fp4_gemm", "gemm"):
+        family = as_mapping(families.get(name))
+        counts[name], time[name] = _number(family.get("count")), _number(family.get("ms"))
+    low = counts["fp8_gemm"] + counts["fp4_gemm"]
+    where = f"in iteration {data.get('iteration')} on rank {data.get('rank')}"
+    if not any(counts.values()):
+        return Fp8Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
+    kind = "FP8"
+    if counts["fp4_gemm"]:
+        kind = "FP4"
+    share = (time["fp8_gemm"] + time["fp4_gemm"]) / max(sum(time.values()), 1e-9)
+    text = f"{low:.0f} {kind} GEMM kernels of {sum(counts.values()):.0f} {where}, {share:.0%} of GEMM time"
+    return Fp8Finding("kernels", low > 0, text, profile.offset)
+
+
+def modules_finding(
+    probes: Sequence[Evidence], recipe: str | None, asked: bool, param_gather: bool, warnings: list[str]
+) -> Fp8Finding:
+    """Count the linears that ran in FP8; problems are added to `warnings`."""
+    found = _module_counts(probes)
+    sums = found.sums
+    if asked:
+        warnings += found.unexplained
+    if asked and param_gather and not sums["fp8_weights"]:
+        warnings.append("FP8 parameter gather is requested, but no weight is an FP8 tensor")
+    ran_as = ", ".join(sorted(found.recipes))
+    quantization = quantization_recipes().get(recipe or "")
+    expected: Sequence[str] = ()
+    if quantization:
+        expected = quantization.te_classes
+    if expected and found.recipes and found.recipes.isdisjoint(expected):
+        warnings.append(f"{recipe} is requested, but the modules ran {ran_as}")
+    text = f"{sums['fp8']:.0f} of {sums['linears']:.0f} linears ran in FP8"
+    if ran_as:
+        text += f" with {ran_as}"
+    if sums["explained"]:
+        reasons = "the log does not contain the reason"  # logs of older probes
+        if found.reasons:
+            reasons = "; ".join(f"{count}: {reason}" for reason, count in found.reasons.most_common())
+        if len(found.reasons) == 1:
+            reasons = next(iter(found.reasons))
+        text += f", {sums['explained']:.0f} in higher precision ({reasons})"
+    if sums["unexplained"]:
+        text += f", {sums['unexplained']:.0f} without a reason"
+    text += f"; {sums['fp8_weights']:.0f} of {sums['weights']:.0f} weights are FP8 tensors"
+    if len(probes) > 1:
+        text += f" ({len(probes)} model-parallel places)"
+    return Fp8Finding("modules", sums["fp8"] > 0 and not found.stage_without_fp8, text, probes[0].offset)
+
+
+@dataclass
+class _ModuleCounts:
+    """Sums over the probes: `reasons` counts the linears in higher precision by reason, `unexplained` has sentences.
+
+    `stage_without_fp8`: none of a place's linears ran in FP8, for no known reason. A pipeline stage may hold only
+    layers that stay in bf16 on purpose.
+    """
+
+    sums: dict[str, float]
+    recipes: set[str]
+    reasons: Counter[str]
+    unexplained: list[str]
+    stage_without_fp8: bool = False
+
+
+def _module_counts(probes: Sequence[Evidence]) -> _ModuleCounts:
+    names = ("linears", "fp8", "explained", "unexplained", "weights", "fp8_weights")
+    found = _ModuleCounts(dict.fromkeys(names, 0.0), set(), Counter(), [])
+    for probe in probes:
+        totals = as_mapping(probe.data.get("totals"))
+        for name in names:
+            found.sums[name] += _number(totals.get(name))
+        if _number(totals.get("fp8")) == 0 and _number(totals.get("unexplained")) > 0:
+            found.stage_without_fp8 = True
+        groups = probe.data.get("groups")
+        for group in groups if isinstance(groups, list) else ():
+            _count_group(as_mapping(group), found)
+    return found
+
+
+def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
+    """Add one group of modules that are alike."""
+    if group.get("ran_fp8"):
+        found.recipes.add(str(group.get("recipe")))
+    elif group.get("role") != "linear":
+        return
+    elif group.get("why"):
+        found.reasons[str(group["why"])] += int(_number(group.get("n"))) or 1
+    else:
+        modules = str(group.get("modules"))
+        if group.get("layers"):
+            modules += f" (layers {group['layers']})"
+        found.unexplained.append(f"{modules}, {group.get('class')}: not in FP8, for no known reason")
+
+
+def _number(value: object) -> float:
+    """Return a number unchanged; 0 for NaN and for anything else."""
+    if isinstance(value, int | float) and value == value:
+        return float(value)
+    return 0.0
+
+
+NOT_PARTITIONED = "not-partitioned"
+TITLES = {
+    "ddp": "DDP",
+    "fsdp2": "FSDP2",
+    "zero1": "ZeRO 1",
+    "zero2": "ZeRO 2",
+    "zero3": "ZeRO 3",
+}
+# The states that each method divides among the ranks: name in the evidence, name for people.
+_DIVIDES: Mapping[str, Mapping[str, str]] = {
+    "ddp": {},
+    "zero1": {"optimizer_elements": "optimizer states"},
+    "zero2": {"optimizer_elements": "optimizer states"},
+    "zero3": {"optimizer_elements": "optimizer states", "weight_elements": "weights"},
+    "fsdp2": {"optimizer_elements": "optimizer states", "weight_elements": "weights"},
+}
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A summary of the evidence, and whether it contradicts the request."""
+
+    text: str
+    refuted: bool
+
+
+def judge_sharding(data: Mapping[str, object]) -> Sharding | None:
+    """Judge one line of evidence; None if it is incomplete: another program may have written it."""
+    asked, in_effect, total = str(data.get("asked")), str(data.get("in_effect")), data.get("parameters")
+    if asked not in _DIVIDES or not isinstance(total, int) or total < 1:
+        return None
+    effective = TITLES.get(in_effect, "no sharding")
+    for name, what in _DIVIDES[asked].items():
+        held = _counts(data.get(name))
+        if not held:
+            return None
+        if not _is_divided(held, total):
+            whole = f"{what} are not partitioned: each rank holds {max(held)} of {total} elements"
+            return Sharding(f"{TITLES[asked]} was requested, but {whole}; {effective} is in effect", True)
+    if in_effect != asked:
+        return Sharding(f"{TITLES[asked]} was requested, but {effective} is in effect", True)
+    held = _counts(data.get("optimizer_elements"))
+    if not held:
+        return None
+    on_one = " (one rank: there is nothing to divide)" if len(held) == 1 and _DIVIDES[asked] else ""
+    return Sharding(
+        f"{effective} is in effect: each rank holds {max(held)} of {total} elements of the optimizer states{on_one}",
+        False,
+    )
+
+
+def _is_divided(held: Sequence[int], total: int) -> bool:
+    """Return whether the ranks hold parts. Parts are padded: a part may be up to half-way to the whole."""
+    return len(held) == 1 or max(held) < (total + total / len(held)) / 2
+
+
+def _counts(value: object) -> list[int]:
+    """Return a list of counts; empty for anything else."""
+    if not isinstance(value, list) or not all(isinstance(each, int) and each >= 0 for each in value):
+        return []
+    return value if any(value) else []
+
 
 Fp8Verdict = Literal["verified", "requested only", "not FP8", "no evidence"]
 
@@ -28,10 +217,10 @@ NOT_RUNNING = "fp8-not-running"
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on a run. `recipe` is Megatron's name of what was asked for.
+    """The verdict on a run. `recipe` is the requested quantization recipe.
 
     `no evidence` means that the logs hold neither Megatron's arguments of the precision nor a probe. `ok` is False for
-    it, where FP8 was asked for and is not shown to run, and where the ranks hold whole what they were to divide
+    it, if FP8 was requested and is not shown to run, and if the ranks hold whole states that they should divide
     (`not_partitioned`).
     """
 
@@ -41,7 +230,7 @@ class Verification:
     findings: tuple[Fp8Finding, ...]
     warnings: tuple[str, ...] = ()
     not_partitioned: Fp8Finding | None = None
-    # Where that was read: Megatron's arguments, or what the probe says was asked for.
+    # The source of the request: Megatron's arguments, or the probe's copy of them.
     asked_for: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,7 +241,7 @@ class Verification:
 
     @property
     def refuted(self) -> bool:
-        """FP8 was asked for, and the evidence shows that it did not run."""
+        """Return whether FP8 was requested and the evidence shows that it did not run."""
         return self.asked and self.verdict == "not FP8"
 
     @property
@@ -76,7 +265,7 @@ class Verification:
 
 
 def _telling(findings: Sequence[Fp8Finding]) -> list[Fp8Finding]:
-    """The findings that show FP8 or its absence."""
+    """Return the findings that show FP8 or its absence."""
     return [finding for finding in findings if finding.shows is not None]
 
 
@@ -110,18 +299,11 @@ def verify(attempts: LoggedProcesses, stated: Mapping[str, object] | None = None
     if not arguments and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
     found = judge(arguments, of_kind("probe", evidence), profiles[-1:])
-    return _with_sharding(found, of_kind("sharding", evidence)[-1:])
-
-
-def _with_sharding(found: Verification, lines: Sequence[Evidence]) -> Verification:
-    """Add what the ranks hold."""
-    for line in lines:
-        judged = judge_sharding(line.data)
-        if judged is not None:
-            finding = Fp8Finding("sharding", None, judged.text, line.offset)
-            found = replace(found, findings=(*found.findings, finding), not_partitioned=None)
-            if judged.refuted:
-                found = replace(found, not_partitioned=finding)
+    for line in of_kind("sharding", evidence)[-1:]:
+        if sharding := judge_sharding(line.data):
+            finding = Fp8Finding("sharding", None, sharding.text, line.offset)
+            held_whole = finding if sharding.refuted else None
+            found = replace(found, findings=(*found.findings, finding), not_partitioned=held_whole)
     return found
 
 
@@ -154,17 +336,23 @@ def _states_precision(arguments: Mapping[str, object]) -> bool:
 
 
 def _format_and_recipe(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The number format that arguments ask for, FP4 before FP8, and its recipe; None for both if they ask for none."""
+    """Return the number format that arguments request, FP4 before FP8, and its recipe; None for both without one."""
     if arguments.get("fp4"):
-        return arguments["fp4"], arguments.get("fp4_recipe")
+        return arguments["fp4"], _quantization(arguments, "fp4")
     kind = arguments.get("fp8", arguments.get("fp8_format"))
     if kind:
-        return kind, arguments.get("fp8_recipe")
+        return kind, _quantization(arguments, "fp8")
     return None, None
 
 
+def _quantization(arguments: Mapping[str, Any], operands: str) -> Any:
+    """Return the name of the quantization recipe; None if the arguments leave it to Megatron."""
+    name = arguments.get(f"{operands}_recipe")
+    return recipe_made_by(arguments.get(f"{operands}_quantizer_factory")) if name == CUSTOM else name
+
+
 def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict[str, object] | None:
-    """Describe what the arguments asked for, whether it ran and how we know; None where the log has neither."""
+    """Describe the requested precision, whether it ran, and the evidence; None if the log has neither."""
     if not found.findings:
         return None
     if not _states_precision(args):
@@ -203,9 +391,31 @@ def _verdict(findings: Sequence[Fp8Finding], asked: bool, warnings: list[str]) -
     if contradicting:
         warnings.append("the evidence contradicts itself: " + "; ".join(map(attrgetter("text"), telling)))
     if telling[0].shows:
-        # FP8 kernels can only come from FP8, whatever the modules report.
+        # FP8 kernels prove FP8, whatever the modules report.
         return "verified"
     if contradicting:
         # The kernels of modules that report FP8 may match none of our patterns.
         return "requested only"
     return "not FP8"
+
+
+# What a plugin reports about a finished run or a phase of it, given its processes (oldest first), the arguments that it
+# was submitted with (empty for a log without a run folder), and its manifest.
+Verifier = Callable[[LoggedProcesses, Mapping[str, object], Mapping[str, Any]], Sequence[Problem]]
+
+
+def plugin_problems(
+    parts: Sequence[tuple[LoggedProcesses, Mapping[str, object]]], manifest: Mapping[str, Any]
+) -> dict[str, list[Problem] | None]:
+    """Return the problems that plugins report about a run, by field of the JSON; None if the plugin is not active.
+
+    `parts` has the processes and arguments of each phase. Each code is reported once.
+    """
+    found: dict[str, list[Problem] | None] = dict.fromkeys(plugin_registry.absent("verifications"))
+    for name, verifier in plugin_registry.loaded("verifications"):
+        by_code: dict[str, Problem] = {}
+        for processes, arguments in parts:
+            for problem in verifier(processes, arguments, manifest):
+                by_code.setdefault(problem.code, problem)
+        found[name] = list(by_code.values())
+    return found

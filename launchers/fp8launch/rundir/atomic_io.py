@@ -30,28 +30,35 @@ class Busy(Exception):
     """Another process holds the folder."""
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace `path` by `text`; a reader, or a crash, sees the old file or the new one. Links are not followed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `content`; a reader, or a crash, sees the old file or the new one. Links are not followed.
+
+    An OSError names `path`, never the temporary file.
+    """
+    name = ""
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
-            file.write(as_utf8(text))
+            file.write(as_utf8(content) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(mode)
         Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+    except BaseException as exc:
+        if name:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(exc, OSError) and exc.errno:
+            raise OSError(exc.errno, exc.strerror, str(path)) from None
         raise
 
 
 def as_utf8(text: str) -> bytes:
-    """Encode a text: bytes of file names that were not UTF-8 come out as they were, half a character as U+FFFD."""
+    """Encode a text. Bytes of file names that are not UTF-8 stay as they are; half a character becomes U+FFFD."""
     return re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text).encode("utf-8", "surrogateescape")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, where the file system can."""
+    """Make renames in a folder survive a power cut, if the file system supports it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -61,7 +68,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and those above it, never writable for everyone, whatever the umask."""
+    """Make a folder and its missing parents, never writable for everyone, whatever the umask."""
     for folder in [*reversed(path.parents), path]:
         if not folder.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -71,7 +78,7 @@ def make_folders(path: Path) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises OSError or ValueError, also for what no program of ours has written."""
+    """Return the content of a JSON file. Raises OSError, or ValueError for content that fp8launch never writes."""
     raw = read_regular(file, MAX_JSON)
     try:
         return json.loads(raw.decode("utf-8"), parse_int=bounded_int)
@@ -80,7 +87,7 @@ def read_json(file: Path) -> Any:
 
 
 def json_mapping(file: Path) -> Mapping[str, Any]:
-    """The mapping that a JSON file holds; empty where there is none, and for anything else."""
+    """Return the mapping in a JSON file; empty if the file does not exist or contains anything else."""
     try:
         return as_mapping(read_json(file))
     except (OSError, ValueError):
@@ -88,7 +95,7 @@ def json_mapping(file: Path) -> Mapping[str, Any]:
 
 
 def is_own_file(file: Path) -> bool:
-    """A regular file, and no link to one: a link in a run folder may lead anywhere."""
+    """Return whether it is a regular file and not a link, which may lead anywhere from a run folder."""
     try:
         return stat.S_ISREG(file.lstat().st_mode)
     except (OSError, ValueError):
@@ -96,9 +103,9 @@ def is_own_file(file: Path) -> bool:
 
 
 def start_of(pid: int) -> str:
-    """The kernel's start time of a live process, in clock ticks since boot; empty for none or a zombie."""
+    """Return the kernel's start time of a live process, in clock ticks since boot; empty for no process or a zombie."""
     try:
-        # The command in parentheses may hold anything: fields count from behind it.
+        # The command name, in parentheses, may contain anything, so fields are counted after it.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ""
@@ -109,10 +116,10 @@ def start_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path, wait: float = 0.0) -> Iterator[bool]:
-    """Hold a folder against other launchers; False where the file system has no locks. Raises Busy after `wait` s.
+    """Lock a folder against other launchers; False if the file system has no locks. Raises Busy after `wait` s.
 
-    An sbatch that is started meanwhile inherits the hold (`slurm.call`): when the launcher is killed, the folder stays
-    busy until its sbatch has ended too.
+    A command that submits a job meanwhile inherits the lock: if the launcher is killed, the folder stays busy until
+    that command has ended, too.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     handle = os.open(folder / ".lock", flags, 0o644)
@@ -142,7 +149,7 @@ def _lock(handle: int, end: float) -> bool:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until what was begun is written down; a second Ctrl-C does not wait."""
+    """Delay Ctrl-C until the work in progress is recorded. A second Ctrl-C does not wait."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

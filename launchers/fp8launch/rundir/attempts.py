@@ -1,31 +1,33 @@
-"""The attempts of a run as its supervisor wrote them down, read from any shell."""
+"""The attempts of a run, as its supervisor recorded them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.slow_node import SlowNode
 from fp8launch.rundir.atomic_io import read_json
-from fp8launch.rundir.run_dir import RunFolder, write_atomically
+from fp8launch.rundir.run_dir import RunFolder, is_job_id, write_atomically
 from fp8launch.untyped import as_int, as_mapping
 from fp8launch.wording import counted
 
-SURVIVE = PLAN  # how the run continues; written when it is submitted
+SURVIVE = PLAN  # how the run continues; written at submission
 LOCAL_JOB = "local"  # the name of every job of a run on this machine
-_JOB = re.compile(rf"[0-9]+(_[0-9]+)?|{LOCAL_JOB}")
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
-CANCELLED = "cancelled"  # a file that keeps every further attempt from beginning
+CANCELLED = "cancelled"  # a file that prevents further attempts
 
 
 @dataclass(frozen=True)
 class Attempts:
     """`jobs` that have begun, oldest first; `waiting` is the job that follows the newest; `used` attempts count.
 
-    `stopped` says why the run does not continue by itself, `then` what followed the newest attempt that has ended,
+    `stopped` says why the run does not continue automatically, `then` what followed the newest attempt that has ended,
     `phase` which phase the newest attempt is in. `rewinds` counts how often the run went back to an earlier checkpoint.
+    `slow_nodes` are the records of nodes that slowed an attempt (`injob/supervisor/slow_node.py`), oldest first.
     """
 
     jobs: tuple[str, ...] = ()
@@ -37,10 +39,11 @@ class Attempts:
     then: str | None = None
     phase: str | None = None
     rewinds: int = 0
+    slow_nodes: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def words(self) -> str:
-        """In a few words for a table; empty for a run of a single attempt that says nothing else."""
+        """Describe the attempts in a few words for a table; empty for a single attempt without events."""
         words = []
         if self.phase and not self.finished:
             words.append(f"phase {self.phase}")
@@ -48,6 +51,8 @@ class Attempts:
             words.append(f"{self.used} attempts")
         if self.rewinds:
             words.append(counted(self.rewinds, "rewind"))
+        for slow in self.slow_nodes:
+            words.append(f"slow: {slow['node']} ({slow['factor']:.2f}x)")
         if self.stopped and not self.finished:
             words.append(f"stopped: {self.stopped}")
         if self.excluded:
@@ -56,34 +61,30 @@ class Attempts:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """The recorded attempts of a run; empty for a run without a supervisor, or whose first job has not started."""
+    """Return the recorded attempts of a run; empty without a supervisor, or before the first job starts."""
     state = read_attempt_log(run)
-    jobs: list[str] = []
-    used = 0
-    then = phase = None
-    for attempt in state.get("attempts", []):
-        if attempt["job"] not in jobs:
-            jobs.append(attempt["job"])
-        if attempt.get("counts"):
-            used += 1
-        then = attempt.get("then") or then
-        phase = attempt.get("phase")
+    attempts = state.get("attempts", [])
+    slow_nodes: list[Mapping[str, Any]] = []
+    for attempt in attempts:
+        if slow := SlowNode.of_json(attempt.get("slow_node")):
+            slow_nodes.append({"attempt": attempt.get("name"), **slow.as_json()})
     return Attempts(
-        jobs=tuple(jobs),
+        jobs=tuple(dict.fromkeys(attempt["job"] for attempt in attempts)),
         waiting=state.get("waiting"),
-        used=used,
+        used=sum(bool(attempt.get("counts")) for attempt in attempts),
         excluded=tuple(state.get("excluded", [])),
         stopped=state.get("stopped"),
         finished=bool(state.get("finished")),
-        then=then,
-        phase=phase,
-        rewinds=sum(attempt.get("cause") == "rewind" for attempt in state.get("attempts", [])),
+        then=next((attempt["then"] for attempt in reversed(attempts) if attempt.get("then")), None),
+        phase=attempts[-1].get("phase") if attempts else None,
+        rewinds=sum(attempt.get("cause") == "rewind" for attempt in attempts),
+        slow_nodes=tuple(slow_nodes),
     )
 
 
 @dataclass(frozen=True)
 class HealthAction:
-    """What the job did about broken training in one attempt.
+    """The job's action on broken training in one attempt.
 
     Iterations `first` to `last` are concerned. `rewound_to` is the checkpoint that the run went back to: the
     attempt's iterations after it do not count. None if the run stopped.
@@ -107,7 +108,7 @@ class HealthAction:
 
 
 def health_actions(run: RunFolder) -> list[HealthAction]:
-    """Return what the jobs of a run did about its health, oldest first."""
+    """Return the health actions of a run's jobs, oldest first."""
     found = []
     for attempt in read_attempt_log(run).get("attempts", []):
         health, name = as_mapping(attempt.get("health")), attempt.get("name")
@@ -120,39 +121,29 @@ def health_actions(run: RunFolder) -> list[HealthAction]:
 
 
 def read_attempt_log(run: RunFolder) -> dict[str, Any]:
-    """The supervisor's attempts.json; empty when there is none, or when it holds what no supervisor writes."""
+    """Return the supervisor's attempts.json; empty if there is none, or if no supervisor wrote it."""
     try:
         state = read_json(run.path / ATTEMPTS)
     except (OSError, ValueError):
         return {}
-    if not _is_attempt_log(state):
-        return {}
-    return dict(state)
+    return dict(state) if _is_attempt_log(state) else {}
 
 
 def _is_attempt_log(state: object) -> bool:
-    """Its words become arguments of Slurm's commands: jobs are numbers, and nodes are names."""
+    """Return whether it is well formed. Its job ids and node names become arguments of the scheduler's commands."""
     if not isinstance(state, dict):
         return False
-    attempts, excluded = state.get("attempts", []), state.get("excluded", [])
-    if not isinstance(attempts, list) or not all(map(_is_attempt, attempts)):
+    attempts, excluded, waiting = state.get("attempts", []), state.get("excluded", []), state.get("waiting")
+    if not isinstance(attempts, list) or not isinstance(excluded, list):
         return False
-    if not isinstance(excluded, list) or not all(map(_is_node, excluded)):
+    for attempt in attempts:
+        if not (isinstance(attempt, dict) and is_job_id(attempt.get("job"))):
+            return False
+        if not _is_text_or_null(attempt, "then", "phase"):
+            return False
+    if not all(isinstance(node, str) and _NODE.fullmatch(node) for node in excluded):
         return False
-    waiting = state.get("waiting")
-    return (waiting is None or _is_job(waiting)) and _is_text_or_null(state, "stopped", "owner")
-
-
-def _is_attempt(attempt: object) -> bool:
-    return isinstance(attempt, dict) and _is_job(attempt.get("job")) and _is_text_or_null(attempt, "then", "phase")
-
-
-def _is_job(value: object) -> bool:
-    return isinstance(value, str) and _JOB.fullmatch(value) is not None
-
-
-def _is_node(value: object) -> bool:
-    return isinstance(value, str) and _NODE.fullmatch(value) is not None
+    return (waiting is None or is_job_id(waiting)) and _is_text_or_null(state, "stopped", "owner")
 
 
 def _is_text_or_null(mapping: dict[str, Any], *keys: str) -> bool:
@@ -160,7 +151,7 @@ def _is_text_or_null(mapping: dict[str, Any], *keys: str) -> bool:
 
 
 def write_attempt_log(run: RunFolder, state: dict[str, Any]) -> None:
-    """Write attempts.json whole or not at all; an empty state is that of a run without one."""
+    """Write attempts.json atomically; remove it for an empty state."""
     if not state:
         (run.path / ATTEMPTS).unlink(missing_ok=True)
         return
@@ -168,7 +159,7 @@ def write_attempt_log(run: RunFolder, state: dict[str, Any]) -> None:
 
 
 def forbid_more(run: RunFolder) -> None:
-    """Keep further attempts from beginning, before the job that runs is ended."""
+    """Prevent further attempts. Called before the running job is ended."""
     if not (run.path / SURVIVE).is_file():
         return
     write_atomically(run.path / CANCELLED, "by fp8launch cancel\n")

@@ -8,24 +8,26 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, did_you_mean, error
 from fp8launch.injob.supervisor.run_records import record_root, recorded_roots, roots_file
-from fp8launch.recipe.yaml_source import is_file, is_there
+from fp8launch.recipe.yaml_source import RECIPE_SUFFIXES, is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
 from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
-from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, run_folders
+from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, job_order, run_folders
 from fp8launch.rundir.study import StudyFolder, study_folders
 from fp8launch.rundir.trust import why_not_own_run
+from fp8launch.wording import and_more
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
 
 Folder = TypeVar("Folder", RunFolder, StudyFolder)
 
-# Names with these endings mean files, never runs.
+# Names with these endings mean files, never runs. Names of recipes may contain a dot, such as `qwen2.5`.
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz", ".xz", ".bz2", ".zst")
+_FILE_SUFFIXES = (*_LOG_SUFFIXES, *RECIPE_SUFFIXES)
 
 
 def default_root() -> Path:
@@ -54,7 +56,7 @@ def known_roots() -> list[Path]:
 
 
 def remember_root(root: Path) -> None:
-    """Add a run root to those that `runs` searches. A failure is ignored, so that it does not stop a submission."""
+    """Add a run root to the roots that `runs` searches. Failures are ignored: they must not stop a submission."""
     if root in known_roots() and root != default_root():
         return
     with contextlib.suppress(OSError):
@@ -63,15 +65,10 @@ def remember_root(root: Path) -> None:
 
 
 def all_runs() -> list[RunFolder]:
-    """Return all runs of all known roots, oldest first, except those whose manifest cannot be read (see `damaged`)."""
-    dated: list[tuple[float, str, RunFolder]] = []
-    for root in known_roots():
-        for run in run_folders(root):
-            created = _created(run)
-            if created is not None:
-                dated.append((created, run.run_id, run))
-    dated.sort(key=lambda entry: entry[:2])
-    return [run for _, _, run in dated]
+    """Return all runs of all known roots, oldest first, except runs with an unreadable manifest (see `damaged`)."""
+    runs = [run for root in known_roots() for run in run_folders(root)]
+    created = {run: when for run in runs if (when := _created(run)) is not None}
+    return sorted(created, key=lambda run: (created[run], run.run_id))
 
 
 def _created(run: RunFolder) -> float | None:
@@ -93,33 +90,46 @@ def damaged() -> list[Problem]:
                 run.manifest()
             except UserError as exc:
                 found += exc.problems
-        unfinished = [*half_made(root)]
-        for study in study_folders(root):
-            unfinished += half_made(study.path)
-        for folder in unfinished:
+        folders = [root, *(study.path for study in study_folders(root))]
+        for folder in [unfinished for place in folders for unfinished in half_made(place)]:
             message = "a launcher was stopped while it created this folder; nothing was submitted from it"
             fix = f"rm -r {shlex.quote(str(folder))}, or repeat the same submit command"
             found.append(Problem("warning", "half-made", message, str(folder), fix))
     return found
 
 
+def is_written_as_path(name: str) -> bool:
+    """Return whether a name on the command line is a path: it has a slash or the suffix of a log or recipe.
+
+    Any other name means a run, a study or a recipe, in every working folder. A file or folder of that name counts only
+    if nothing else has the name.
+    """
+    return "/" in name or name in (".", "..") or Path(name).suffix in _FILE_SUFFIXES
+
+
 def find_run(name: str) -> RunFolder:
-    """Return the run that a name selects: a folder, a run id, a unique start of one, a job id, or `latest`."""
+    """Return the run that a name selects: a run id, a unique start of one, a job id, its title, `latest`, a folder."""
+    folder = None
     if is_file(Path(name) / MANIFEST):
-        return RunFolder(Path(name).absolute())
-    if "/" in name or Path(name).suffix in _LOG_SUFFIXES:
-        _refuse_path(name)
+        folder = RunFolder(Path(name).absolute())
+    if is_written_as_path(name):
+        return folder or _refuse_path(name)
     runs = all_runs()
     own = [run for run in runs if run.is_mine]
     if name == "latest" and own:
         return own[-1]
     if name == "latest":
         raise error("unknown-run", "you have no runs yet", fix="submit one: `fp8launch submit RECIPE`")
-    matches = _matching(name, runs)
+    matches = _of_id(name, runs)
+    if folder and matches and matches[0].run_id != name:
+        raise ambiguous_path(name, [match.path.name for match in matches])
+    matches = matches or [run for run in runs if name in job_ids(run) or run.manifest().get("title") == name]
+    if folder and not matches:
+        return folder
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise error("ambiguous-run", _several(name, "runs", matches), fix="use the full run id, or `latest`")
+        raise error("ambiguous-run", _several(name, "runs", matches), fix=_how_to_choose(matches, ", or `latest`"))
     raise error(
         "unknown-run",
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
@@ -127,33 +137,39 @@ def find_run(name: str) -> RunFolder:
     )
 
 
-def _matching(name: str, runs: Sequence[RunFolder]) -> list[RunFolder]:
-    """The run of this id, else those whose ids start so, else that of a job of this number."""
-    found = _of_id(name, runs)
-    if found or not name.isdigit():
-        return found
-    return [run for run in runs if name in job_ids(run)]
-
-
 def _of_id(name: str, folders: Iterable[Folder]) -> list[Folder]:
-    """The runs or studies of this id, else those whose ids start so."""
-    begun: list[Folder] = []
-    exact: list[Folder] = []
-    for folder in folders:
-        if folder.path.name == name:
-            exact.append(folder)
-        elif folder.path.name.startswith(name):
-            begun.append(folder)
-    return exact or begun
+    """Return the runs or studies with this id, else all whose ids start with it."""
+    begun = [folder for folder in folders if folder.path.name.startswith(name)]
+    return [folder for folder in begun if folder.path.name == name] or begun
 
 
 def _several(name: str, kind: str, matches: Sequence[RunFolder | StudyFolder]) -> str:
     last = [folder.path.name for folder in matches[-5:]]
+    if _share_id(matches):
+        last = [str(folder.path) for folder in matches[-5:]]
     return f"'{name}' matches {len(matches)} {kind}: {', '.join(last)}"
 
 
-def _refuse_path(name: str) -> None:
-    """Raises UserError for a path, which is never the id of a run."""
+def _how_to_choose(matches: Sequence[RunFolder | StudyFolder], other: str = "") -> str:
+    if _share_id(matches):
+        return "write the folder that you mean"
+    return f"use the full id{other}"
+
+
+def _share_id(matches: Sequence[RunFolder | StudyFolder]) -> bool:
+    """Return whether ids cannot tell the matches apart: points of studies are often named alike."""
+    return len({folder.path.name for folder in matches}) < len(matches)
+
+
+def ambiguous_path(name: str, ids: Sequence[str]) -> UserError:
+    """Return the error for a name that is both a path in the working folder and the start of ids."""
+    ids_text = and_more(ids, 3)
+    message = f"'{name}' is the start of {ids_text}, and also a path in this folder"
+    return error("ambiguous-run", message, fix=f"write a full id, or ./{name} for the path")
+
+
+def _refuse_path(name: str) -> NoReturn:
+    """Raise UserError for a path, which is never the id of a run."""
     if not is_there(Path(name)):
         raise error("path-not-found", "this path does not exist", name, "`fp8launch runs` lists runs and their ids")
     message = f"is not a run folder or a study: it has neither {MANIFEST} nor {STUDY}"
@@ -162,10 +178,7 @@ def _refuse_path(name: str) -> None:
 
 def all_studies() -> list[StudyFolder]:
     """Return all studies of all known roots."""
-    studies: list[StudyFolder] = []
-    for root in known_roots():
-        studies += study_folders(root)
-    return studies
+    return [study for root in known_roots() for study in study_folders(root)]
 
 
 def find_study(name: str) -> StudyFolder | None:
@@ -173,28 +186,32 @@ def find_study(name: str) -> StudyFolder | None:
 
     Raises UserError for the start of several studies.
     """
+    folder = None
     if is_file(Path(name) / STUDY):
-        return StudyFolder(Path(name).absolute())
-    matches = []
-    if name:
-        matches = _of_id(name, all_studies())
-    if len(matches) == 1:
+        folder = StudyFolder(Path(name).absolute())
+    if is_written_as_path(name):
+        return folder
+    matches = _of_id(name, all_studies()) if name else []
+    whole = bool(matches) and matches[0].study_id == name
+    if len(matches) == 1 and (whole or folder is None):
         return matches[0]
-    if matches and all(run.run_id != name for run in all_runs()):
-        raise error("ambiguous-study", _several(name, "studies", matches), fix="use the full id")
-    return None
+    if any(run.run_id == name for run in all_runs()):
+        return None
+    if matches and folder and not whole:
+        raise ambiguous_path(name, [match.path.name for match in matches])
+    if matches:
+        raise error("ambiguous-study", _several(name, "studies", matches), fix=_how_to_choose(matches))
+    return folder
 
 
 def find_runs(name: str) -> list[RunFolder]:
     """Return the run that a name selects, or the runs of the study."""
     study = find_study(name)
-    if study is None:
-        return [find_run(name)]
-    return study.runs()
+    return [find_run(name)] if study is None else study.runs()
 
 
 def need_mine(*folders: RunFolder | StudyFolder) -> None:
-    """Raises UserError (exit code 1) for what another user made or can change: it is read, and never acted upon."""
+    """Raise UserError (exit code 1) for runs that another user made or can change: fp8launch only reads these."""
     for folder in folders:
         if reason := why_not_own_run(folder.path):
             message = f"fp8launch only reads this folder, because other users could change it: {reason}"
@@ -203,17 +220,15 @@ def need_mine(*folders: RunFolder | StudyFolder) -> None:
 
 
 def job_ids(run: RunFolder) -> list[str]:
-    """The ids of the jobs that were submitted for a run, by us and by its own jobs, in order."""
+    """Return the ids of a run's jobs in order, submitted by fp8launch or by an earlier job."""
     submitted = [str(job["id"]) for job in run.manifest().get("jobs", [])]
     own = [job for job in attempts_of(run).jobs if job not in submitted and job != LOCAL_JOB]
     if not own:
         return submitted
-    return sorted([*submitted, *own], key=lambda job: int(job.partition("_")[0]))
+    return sorted([*submitted, *own], key=job_order)
 
 
 def newest_job(run: RunFolder) -> str | None:
     """Return the id of a run's newest job; None for a run that was never submitted."""
     jobs = job_ids(run)
-    if not jobs:
-        return None
-    return jobs[-1]
+    return jobs[-1] if jobs else None

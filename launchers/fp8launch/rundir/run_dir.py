@@ -1,13 +1,13 @@
-"""A run folder: what ran, how, and what it wrote.
+"""A run folder: the record of a run, its program and its logs.
 
-manifest.json   what was asked for and submitted (written atomically)
+manifest.json   the request and its submissions (written atomically)
 recipe.yaml     the resolved recipe
-job.sbatch      the script that ran (job.sh for the local backend)
-code/           the in-job part
+job.*           the script that ran, under the scheduler's name for it
+code/           the programs that run inside the job
 git.diff        uncommitted changes of the checkout that held the recipe
-logs/           slurm-<job>.out, and <job>-<restart>.log and .exit for each attempt
+logs/           <job>-<restart>.log and .exit for each attempt, and the script's output, <scheduler>-<job>.out
 
-A job that plain `sbatch` started makes its own folder, with a manifest and logs only (`injob.supervisor.portable_run`).
+A portable script makes its own run folder when it runs, with a manifest and logs only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fp8launch import plugin_registry
 from fp8launch.diagnostics import error
 from fp8launch.injob.ownership import take_write_permission, why_not_own
 from fp8launch.injob.regular_files import read_regular
-from fp8launch.injob.supervisor.run_records import MANIFEST, STARTED_BY
+from fp8launch.injob.supervisor.run_records import MANIFEST
 from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import (
     is_own_file,
@@ -41,13 +41,13 @@ __all__ = ["MANIFEST", "STUDY", "Attempt", "RunFolder", "create_run_folder", "ru
 
 STUDY = "study.json"  # marks a folder whose run folders are the points of one grid
 
-# A folder that is being made has this before its name and a word of its own behind: renamed when it is whole.
+# The name of an unfinished run folder, which is renamed once it is complete.
 _MAKING = re.compile(r"\.making-(.+)\.[0-9a-f]{8}")
 _MAKING_SECONDS = 3600
 _EXIT_FILE_BYTES = 64
-# What only the user who submits may read.
+# Files that only the submitting user may read.
 _PRIVATE_FILES = ("git.diff",)
-# What programs rely on, for manifests that others or a broken disk have written.
+# The types that programs rely on. Others, or a broken disk, may have written the manifest.
 _SHAPES: dict[str, type] = {
     "jobs": list, "command": list, "recipe": dict, "megatron": dict, "layout": dict, "environment": dict,
     "study": dict, "submission": dict, "git": dict, "versions": dict, "image": dict, "phases": list, "name": str,
@@ -58,13 +58,15 @@ _PARTS: dict[str, dict[str, type]] = {
     "study": {"name": str, "point": dict, "repeat": int}, "layout": {"world": int}, "megatron": {"argv": list},
 }  # fmt: skip
 _MAY_BE_NULL = ("study", "submission", "git", "image")
-# A job of Slurm, a task of an array, or a process of this machine with its start time: never an option of scancel.
-_JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18}|:[0-9]{0,18})?")
+# Schedulers choose their own job ids: `123`, `123_4`, `123.pbs01`, `123[4].pbs01`. An id becomes a part of file names
+# and a word of the scheduler's commands, so it can be neither an option nor a path.
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@\[\]-]{0,127}")
+_LOG_NAME = re.compile(rf"({_JOB_ID.pattern})-([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a job: its log, and its exit status once the batch script has ended."""
+    """One start of a job: its log, and its exit status once the script has ended."""
 
     job_id: str
     restart: int
@@ -82,13 +84,11 @@ class RunFolder:
 
     @property
     def script(self) -> Path:
-        for name in ("job.sbatch", "job.sh"):
-            if (self.path / name).is_file():
-                return self.path / name
-        return self.path / "job.sbatch"
+        """The script of the run's jobs; a nonexistent path if there is none."""
+        return next((file for file in sorted(self.path.glob("job.*")) if file.is_file()), self.path / "job.sh")
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest. Raises UserError when it is missing or damaged."""
+        """Read the manifest. Raises UserError if it is missing or damaged."""
         file = self.path / MANIFEST
         try:
             manifest = read_json(file)
@@ -103,12 +103,12 @@ class RunFolder:
 
     @property
     def is_plain_job(self) -> bool:
-        """Whether plain `sbatch` started the run: the launcher has neither its recipe nor a plan to continue it."""
-        return bool(self.manifest().get("started_by") == STARTED_BY)
+        """Return whether a portable script made the run: there is no recipe, and no plan to continue it."""
+        return bool(self.manifest().get("started_by"))
 
     @property
     def is_mine(self) -> bool:
-        """This user made it, and nobody else can change it: only then its script may run and its jobs may be ended."""
+        """Return whether the run is safely this user's own, so that fp8launch may start and end its jobs."""
         return why_not_own_run(self.path) is None
 
     def update(self, **entries: Any) -> None:
@@ -116,21 +116,32 @@ class RunFolder:
         write_atomically(self.path / MANIFEST, json.dumps({**self.manifest(), **entries}, indent=2) + "\n")
 
     def attempts(self) -> list[Attempt]:
-        """The attempts in the order in which they started."""
+        """Return the attempts in the order in which they started."""
         found = []
         for log in (self.path / "logs").glob("*-*.log"):
-            match = re.fullmatch(r"(\w+)-(\d+)", log.stem)
+            match = _LOG_NAME.fullmatch(log.stem)
             if match and is_own_file(log):
                 found.append(Attempt(match[1], int(match[2]), log, _exit_status(log.with_suffix(".exit"))))
-        return sorted(found, key=lambda a: (len(a.job_id), a.job_id, a.restart))
+        return sorted(found, key=lambda attempt: (job_order(attempt.job_id), attempt.restart))
 
     def logs(self) -> list[Path]:
-        """The logs of the attempts, oldest first."""
+        """Return the logs of the attempts, oldest first."""
         return [attempt.log for attempt in self.attempts()]
 
     def batch_output(self) -> list[Path]:
-        """The file with the batch script's own output: its errors before and after the training step."""
-        return sorted(filter(is_own_file, (self.path / "logs").glob("slurm-*.out")))
+        """Return the files with the script's own output, oldest job first: its errors around the training step."""
+        files = [file for file in (self.path / "logs").glob("*-*.out") if is_own_file(file)]
+        return sorted(files, key=lambda file: job_order(file.stem))
+
+
+def is_job_id(value: object) -> bool:
+    return isinstance(value, str) and _JOB_ID.fullmatch(value) is not None
+
+
+def job_order(job_id: str) -> list[tuple[int, str]]:
+    """Return a key that sorts job ids by the numbers in them: `9.pbs01` comes before `10.pbs01`."""
+    parts = filter(None, re.split(r"([0-9]{1,18})", job_id))
+    return [(int(part) if re.fullmatch("[0-9]+", part) else -1, part) for part in parts]
 
 
 def create_run_folder(
@@ -141,9 +152,10 @@ def create_run_folder(
     replace: bool = False,
     links: Mapping[str, Path] | None = None,
 ) -> RunFolder:
-    """Make `root/run_id` with the in-job part, `files`, links and the manifest, whole or not at all. Exit code 3 when
-    the disk refuses, or when there is one already; with `replace`, for a run of which nothing was submitted, that one
-    goes.
+    """Make `root/run_id` with the in-job part, `files`, links and the manifest, whole or not at all.
+
+    Raises UserError (exit code 3) if the disk refuses, or if there is one already. With `replace`, for a run of which
+    nothing was submitted, the new folder takes its place.
     """
     path = root / run_id
     making = root / f".making-{run_id}.{secrets.token_hex(4)}"
@@ -160,7 +172,9 @@ def create_run_folder(
                 _copy_package(folder, making / "code", name)
             # A checkout may be writable for a group; the copy that jobs run is not.
             take_write_permission(making / "code")
-            _make_bytecode_folders(making / "code")
+            # Python would make these folders under the user's umask, and would run files that others put there.
+            for folder in {file.parent for file in (making / "code").rglob("*.py")}:
+                (folder / "__pycache__").mkdir(mode=0o755)
             for name, text in files.items():
                 write_atomically(making / name, text, 0o600 if name in _PRIVATE_FILES else 0o644)
             for name, target in (links or {}).items():
@@ -176,7 +190,7 @@ def create_run_folder(
         sync_folder(root)
         _sweep(root, run_id)
     except shutil.Error as exc:
-        # Of the first file that could not be copied, as text: "[Errno 28] No space left on device: 'a' -> 'b'".
+        # The error of the first file that could not be copied: "[Errno 28] No space left on device: 'a' -> 'b'".
         words = str(exc.args[0][0][2])
         raise _refusal(path, re.sub(r"^\[Errno \d+\] ([^:]+):.*$", r"\1", words, flags=re.DOTALL)) from None
     except OSError as exc:
@@ -185,7 +199,7 @@ def create_run_folder(
 
 
 def _copy_package(source: Path, code: Path, name: str) -> None:
-    """Copy a package under its full name, with nothing of the packages around it but an empty `__init__.py`."""
+    """Copy a package under its full name, with only an empty `__init__.py` for each package around it."""
     *outer, inner = name.split(".")
     folder = code
     for part in outer:
@@ -195,27 +209,18 @@ def _copy_package(source: Path, code: Path, name: str) -> None:
     shutil.copytree(source, folder / inner, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def _make_bytecode_folders(package: Path) -> None:
-    """Python would make them in the job under the user's umask, and what others could put into one would be run."""
-    for folder in {file.parent for file in package.rglob("*.py")}:
-        (folder / "__pycache__").mkdir(mode=0o755)
-
-
 def _refusal(path: Path, words: str) -> Exception:
     return error("run-root", f"cannot write the run folder: {words}", str(path), "choose another --run-root", 3)
 
 
 def half_made(root: Path) -> list[Path]:
-    """Folders that a launcher was making when it was killed: nothing was submitted from them."""
-    found = []
-    for folder in root.glob(".making-*"):
-        if _MAKING.fullmatch(folder.name) and folder.is_dir() and why_not_own(folder) is None:
-            found.append(folder)
-    return sorted(found)
+    """Return folders that a launcher was making when it was killed; nothing was submitted from them."""
+    folders = [folder for folder in root.glob(".making-*") if _MAKING.fullmatch(folder.name) and folder.is_dir()]
+    return sorted(folder for folder in folders if why_not_own(folder) is None)
 
 
 def _sweep(root: Path, run_id: str) -> None:
-    """Remove what was left half made: of this run, and of others when nobody can be at work on it any more."""
+    """Remove half-made folders of this run, and of others that nobody can still be working on."""
     for folder in half_made(root):
         match = _MAKING.fullmatch(folder.name)
         old = time.time() - folder.stat().st_mtime > _MAKING_SECONDS
@@ -224,6 +229,7 @@ def _sweep(root: Path, run_id: str) -> None:
 
 
 def _wrong_in(manifest: object) -> str | None:
+    """Return the fault of a manifest; None if programs can rely on its shape."""
     if not isinstance(manifest, dict):
         return "it is not a mapping"
     for name, shape in _SHAPES.items():
@@ -234,36 +240,26 @@ def _wrong_in(manifest: object) -> str | None:
         for part, shape in parts.items():
             if not isinstance((manifest.get(name) or {}).get(part), (shape, type(None))):
                 return f"'{name}.{part}' is not a {shape.__name__}"
-    return _wrong_entry(manifest)
-
-
-def _wrong_entry(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with an entry of the manifest's lists."""
     for job in manifest.get("jobs", []):
-        if not isinstance(job, dict) or not _JOB_ID.fullmatch(str(job.get("id"))):
+        if not isinstance(job, dict) or not is_job_id(job.get("id")):
             return f"{str(job)[:80]!r} is not a job"
     for phase in manifest.get("phases", []):
-        if not _is_phase(phase):
+        # Not isinstance: a bool is no iteration.
+        types = [type(phase.get(key)) for key in ("name", "begin", "end")] if isinstance(phase, dict) else []
+        if types != [str, int, int]:
             return f"{str(phase)[:80]!r} is not a phase"
     return None
 
 
-def _is_phase(phase: object) -> bool:
-    if not isinstance(phase, dict):
-        return False
-    # Not isinstance: a bool is no iteration.
-    return type(phase.get("name")) is str and type(phase.get("begin")) is int and type(phase.get("end")) is int
-
-
 def run_folders(root: Path) -> Iterator[RunFolder]:
-    """The run folders below a run root, those of its studies included."""
+    """Yield the run folders below a run root, including the runs of studies."""
     for folder in (root, *sorted(file.parent for file in marked(root, STUDY))):
         for manifest in sorted(marked(folder, MANIFEST)):
             yield RunFolder(manifest.parent)
 
 
 def marked(folder: Path, name: str) -> Iterator[Path]:
-    """The files of that name one level below a folder, but not in what is half made."""
+    """Yield the files of that name one level below a folder, except in folders that are half made."""
     return (file for file in folder.glob(f"*/{name}") if not file.parent.name.startswith("."))
 
 

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from fp8launch.rundir.trust import why_not_own_run
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-# A study or one of its runs is a folder in its place, and nothing that leads elsewhere.
+# A study and its runs must be real folders in their place, not links that lead elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
@@ -38,7 +37,7 @@ class StudyFolder:
         return self.path.name
 
     def record(self) -> dict[str, Any]:
-        """Read `study.json`. Raises UserError when it is missing or damaged."""
+        """Read `study.json`. Raises UserError if it is missing or damaged."""
         file = self.path / STUDY
         try:
             found = read_json(file)
@@ -49,15 +48,15 @@ class StudyFolder:
         return found
 
     def missing(self) -> list[str]:
-        """The points that have no run folder yet: their submission was cut off."""
-        return [run.run_id for run in filterfalse(_is_made, self._points())]
+        """Return the names of points without a run folder: their submission was cut off."""
+        return [run.run_id for run in self._points() if not _is_made(run)]
 
     def run(self, name: str) -> RunFolder:
         return RunFolder(self.path / name)
 
     def runs(self) -> list[RunFolder]:
-        """The runs that have been made so far, in the order of the points."""
-        return list(filter(_is_made, self._points()))
+        """Return the runs that exist so far, in the order of the points."""
+        return [run for run in self._points() if _is_made(run)]
 
     def _points(self) -> list[RunFolder]:
         return [self.run(point["run"]) for point in self.record()["points"]]
@@ -68,9 +67,9 @@ def _is_made(run: RunFolder) -> bool:
 
 
 def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
-    """Make or find the study's folder. Exit code 3 when the disk refuses, or when it is not safely this user's own.
+    """Make or find the study's folder. Exit code 3 if the disk refuses, or if it is not safely this user's own.
 
-    Anybody can compute a study's id, and make a folder of that name where everybody makes folders.
+    Anybody can compute a study's id, and make a folder of that name in a shared run root.
     """
     need_study_name(study)
     folder = StudyFolder(root / study)
@@ -86,19 +85,19 @@ def create_study(root: Path, study: str, record: dict[str, Any]) -> StudyFolder:
         raise error(
             "run-root", f"cannot write the study: {exc.strerror}", place, "choose another --run-root", 3
         ) from None
-    need_own_study(folder)  # also where somebody else made it in between
+    need_own_study(folder)  # including a folder that somebody else created in the meantime
     return folder
 
 
 def need_study_name(name: str) -> None:
-    """Raises UserError for a name that no study can have."""
+    """Raise UserError for a name that no study can have."""
     if not _plain_name(name):
         fix = "letters, digits, '.', '_' or '-', starting with a letter or digit"
         raise error("bad-study-name", f"'{name}' is not a valid name for a study", "--study", fix)
 
 
 def need_own_study(study: StudyFolder) -> None:
-    """Raises UserError (exit code 3) for a study's folder that is not safely this user's own."""
+    """Raise UserError (exit code 3) for a study's folder that is not safely this user's own."""
     if reason := why_not_own_run(study.path):
         message = f"the folder of this study already exists, and other users could change it: {reason}"
         fix = "choose another --study or --run-root; fp8launch never submits files that others could have written"
@@ -107,9 +106,9 @@ def need_own_study(study: StudyFolder) -> None:
 
 @contextlib.contextmanager
 def locked(study: StudyFolder, wait: float = 0.0) -> Iterator[None]:
-    """Hold the study, so that two submissions of it cannot both find a point missing.
+    """Lock the study, so that two submissions of it cannot both find a point missing.
 
-    Where a file system has no locks, keys and comments still find what was submitted before.
+    If the file system has no locks, keys and job comments still find earlier submissions.
     """
     try:
         with held(study.path, wait):
@@ -125,24 +124,21 @@ def locked(study: StudyFolder, wait: float = 0.0) -> Iterator[None]:
 
 
 def add_points(study: StudyFolder, points: list[dict[str, Any]], left_out: list[dict[str, Any]]) -> None:
-    """Add points that a study of this name did not have when it was made, and those that the check left out of it."""
+    """Add new points to a study, and the points that failed the check."""
     before = study.record()
     known = {point["run"] for point in before["points"]}
-    every = list(before["points"])
-    for point in points:
-        if point["run"] not in known:
-            every.append(point)
-    # Of a point that was left out again the last reason holds.
+    every = [*before["points"], *(point for point in points if point["run"] not in known)]
+    # If a point is left out again, the last reason counts.
     bad = {_place(point): point for point in [*before.get("left_out", []), *left_out]}
     for point in every:
-        bad.pop(_place(point), None)  # it passes the check by now
+        bad.pop(_place(point), None)  # it passes the check now
     record = {**before, "points": every, "left_out": list(bad.values())}
     if record != before:
         write_atomically(study.path / STUDY, json.dumps(record, indent=2) + "\n")
 
 
 def _place(point: dict[str, Any]) -> str:
-    """The position of a point in its grid."""
+    """Return the position of a point in its grid."""
     return json.dumps(list(map(point.get, ("recipe", "nodes", "values", "repeat"))), sort_keys=True)
 
 
@@ -153,9 +149,7 @@ def _is_study(record: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(points, list) or not isinstance(left_out, list):
         return False
     # Points that were left out have no folder; their label takes the place of its name.
-    if not all(map(_is_point, [*points, *left_out])):
-        return False
-    return all(_plain_name(point["run"]) for point in points)
+    return all(map(_is_point, [*points, *left_out])) and all(_plain_name(point["run"]) for point in points)
 
 
 def _is_point(point: object) -> bool:
@@ -170,6 +164,6 @@ def _plain_name(name: object) -> bool:
 
 
 def study_folders(root: Path) -> Iterator[StudyFolder]:
-    """The studies below a run root."""
+    """Yield the studies below a run root."""
     for file in sorted(marked(root, STUDY)):
         yield StudyFolder(file.parent)

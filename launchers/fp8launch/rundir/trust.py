@@ -1,4 +1,4 @@
-"""Run folders and run roots that other users cannot change: only there fp8launch acts."""
+"""Checks that other users cannot change a run folder or a run root: fp8launch acts nowhere else."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.injob.ownership import below, why_not_own, why_others_may_replace
 
-# Files of a run folder that are run or believed when it is acted upon.
-_BELIEVED = ("manifest.json", "survive.json", "attempts.json", "job.sbatch", "job.sh", "study.json", "submitit")
+# Files of a run folder that commands run or trust.
+_BELIEVED = ("manifest.json", "survive.json", "attempts.json", "study.json", "submitit")
 
 
 def why_not_own_run(folder: Path) -> str | None:
-    """Why the folder of a run or study is not safely this user's own: itself, its scripts, its code, its records."""
-    inside = map(folder.joinpath, (*_BELIEVED, "arrays", "logs", "code"))
+    """Return why a run's or study's folder, its scripts, code or records are not safely this user's own."""
+    inside = [*map(folder.joinpath, (*_BELIEVED, "arrays", "logs", "code")), *folder.glob("job.*")]
     there = list(filter(os.path.lexists, inside))
     for path in (folder, *there, *below(folder / "code"), *below(folder / "arrays")):
         if reason := why_not_own(path):
@@ -23,9 +23,9 @@ def why_not_own_run(folder: Path) -> str | None:
 
 
 def need_safe_root(root: Path, trusted: bool) -> None:
-    """Raises UserError (exit code 3) for a run root in which other users could replace the code of a waiting job.
+    """Raise UserError (exit code 3) for a run root in which other users could replace the code of a waiting job.
 
-    `trusted` is the user's own word that these others may run code under this account.
+    With `trusted`, the user has stated that these others may run code under this account.
     """
     reason = why_others_may_replace(root)
     if reason is None or (trusted and "by everybody" not in reason):

@@ -1,24 +1,24 @@
-"""The scheduler interface: what every scheduler can be asked, and what it says it can do.
+"""The interface of schedulers, and their capabilities.
 
-A scheduler starts jobs, finds them again, reports their state and ends them, from any later shell. Slurm (by sbatch,
-submitit or NeMo-Run) and this machine are implementations. Code outside this package decides by `Capabilities`, never
-by a scheduler's name.
+A scheduler starts jobs, finds them again, reports their state and ends them, from any later shell. Slurm and this
+machine are implementations, and plugins add others. Other code depends on `Capabilities`, never on a scheduler's name.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import MACHINE_LACKS, Problem, error
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import Problem, Severity, UserError, error
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.schedulers.site_offers import SiteOffers
 
 Status = Literal[
     "pending",
@@ -32,7 +32,7 @@ Status = Literal[
     "interrupted",
     "unknown",
 ]
-# The code of a refusal because the user has, or would have, as many jobs as the site allows.
+# The code of a refusal because the user would exceed the site's limit of jobs.
 SUBMIT_LIMIT = "submit-limit"
 # `interrupted`: nothing of the run is left in the scheduler, and its training is not done.
 FINAL: frozenset[Status] = frozenset(
@@ -46,7 +46,7 @@ ContinueBy = Literal["requeue", "dependency", "rerun"]
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job. `detail` is the scheduler's own word or reason; `source` names who reported it.
+    """The state of a job. `detail` is the scheduler's own word or reason; `source` names its origin.
 
     `dropped`: the job never began, and the scheduler does not have it any more, so it can be submitted again.
     `folder_unseen`: the job ended at once, because its node does not see the run folder.
@@ -64,13 +64,11 @@ class JobState:
         return self.status in FINAL
 
     def __str__(self) -> str:
-        if self.reason:
-            return f"{self.status} ({self.reason})"
-        return self.status
+        return f"{self.status} ({self.reason})" if self.reason else self.status
 
     @property
     def reason(self) -> str:
-        """`detail` without the words that only repeat the status."""
+        """Return `detail` without the words that only repeat the status."""
         if self.status == "completed" and self.detail == "exit status 0":
             return ""
         if not self.detail.lower().startswith(self.status):
@@ -86,7 +84,7 @@ def ended_with(exit_status: int) -> JobState:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """Times of a job in the scheduler's own words: elapsed, the limit, and the estimated start of one that waits."""
+    """Times of a job as the scheduler prints them: elapsed, the limit, and the estimated start of a waiting job."""
 
     elapsed: str = ""
     limit: str = ""
@@ -99,12 +97,12 @@ class Capabilities:
 
     arrays             several runs can be submitted as one job array
     several_nodes      a job may use more than one node
-    one_run_at_a_time  the points of a grid run one after the other, and the submitting command starts each
+    one_run_at_a_time  the points of a grid run sequentially, and the submitting command starts each
     on_this_machine    jobs are processes of the submitting host, so only that host can report on them
     pyxis              srun starts the processes, so pyxis' container options work
-    continue_by        how another attempt of a run can be started, in order of preference; empty: not at all
+    continue_by        how another attempt of a run can be started, in order of preference; empty if it cannot
     time_limits        jobs are ended when their time is up
-    poll_seconds       how often a state may be asked for while a run is followed
+    poll_seconds       how often to query the state of a run that is followed
     """
 
     arrays: bool = False
@@ -118,29 +116,13 @@ class Capabilities:
 
     @property
     def resumes(self) -> bool:
-        """A run can have another attempt, by its supervisor or by `fp8launch resume`."""
+        """Return whether a run can have another attempt, by its supervisor or by `fp8launch resume`."""
         return bool(self.continue_by)
-
-
-State = Literal["ok", "missing", "note"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that a machine offers or lacks: "ok", "missing" for what some run needs, or "note"."""
-
-    state: State
-    what: str
-    found: str
-    advice: str | None = None
-
-    def as_json(self) -> dict[str, str | None]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A submission that has begun and whose outcome is not recorded: its key, and the run's place in an array."""
+    """A submission without a recorded outcome: its key, and the run's place in an array."""
 
     run: RunFolder
     key: str
@@ -148,18 +130,37 @@ class Submission:
 
 
 class Scheduler(ABC):
-    """Starts jobs and answers for those it started, from any later shell.
+    """Starts jobs, and reports on them and ends them from any later shell.
 
     A submission has a key that no other submission has. The scheduler keeps it with the job, so that the job can be
-    found again when the answer to the submission was lost.
+    found again if the answer to the submission was lost.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    # Names in `request` that differ between two jobs without any effect on their speed.
+    neutral_requests: ClassVar[frozenset[str]] = frozenset()
+    # Variables that the scheduler sets and that the script reads: a recipe must not set them.
+    script_variables: ClassVar[re.Pattern[str] | None] = None
 
     @abstractmethod
     def script(self, job: Job) -> tuple[str, str]:
         """Return the file name and the text of the script that runs the job."""
+
+    def request(self, job: Job) -> dict[str, str | None]:
+        """Return what the job requests, by the scheduler's own names; None for a name without a value.
+
+        Manifests record it, and `diff` compares it. Raises UserError for a request that fp8launch cannot make.
+        """
+        return {}
+
+    def plan_for_supervisor(self, job: Job) -> dict[str, str]:
+        """Return entries of `survive.json` for the scheduler's half inside the job.
+
+        `scheduler` names it as "module:class" (`fp8launch.injob.supervisor.job_scheduler`). Other entries are up to the
+        scheduler.
+        """
+        return {}
 
     def validate(self, job: Job) -> None:
         """Raise UserError for a job that cannot be submitted here. Called before anything is written."""
@@ -173,7 +174,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def submit(self, job: Job, run: RunFolder, key: str) -> str:
-        """Start the script in the run folder; return the job id. Raises UserError with the scheduler's own words."""
+        """Start the script in the run folder; return the job id. Raises UserError with the scheduler's own message."""
 
     def array_groups(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Divide jobs, given by their positions, into groups that `submit_array` takes; singles go to `submit`."""
@@ -184,14 +185,18 @@ class Scheduler(ABC):
     ) -> list[str]:
         """Start a group of runs as one array; return a job id for each run.
 
-        A job id is the array's id, `_` and the run's position in the group. `folder` is that of their study, for files
-        of the array; `max_running` limits how many of them run at the same time.
+        A job id is the array's id, `_` and the run's position in the group. `folder` is their study's, for files of
+        the array; `max_running` limits how many of them run at the same time.
         """
         raise NotImplementedError(f"{self.name} has no job arrays")
 
     @abstractmethod
     def resume(self, run: RunFolder, key: str, exclude: Sequence[str] = ()) -> str:
         """Start the script in the run folder once more, without the nodes in `exclude`; return the job id."""
+
+    def is_impossible(self, refusal: UserError) -> bool:
+        """Return whether a submission was refused because too few nodes are left without the excluded ones."""
+        return False
 
     @abstractmethod
     def find(self, keys: Sequence[str]) -> dict[str, str]:
@@ -206,16 +211,15 @@ class Scheduler(ABC):
         Raises UserError (exit code 3) when the scheduler does not answer.
         """
         jobs = self.find(list({one.key for one in submissions}))
-        found = {}
-        for one in submissions:
-            if one.key in jobs:
-                task = "" if one.index is None else f"_{one.index}"
-                found[one.run] = jobs[one.key] + task
-        return found
+        found = [one for one in submissions if one.key in jobs]
+        return {one.run: jobs[one.key] + ("" if one.index is None else f"_{one.index}") for one in found}
 
     @abstractmethod
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
-        """Return the state of the newest job of each run."""
+        """Return the state of each run's newest job or, if that has ended, of the job that waited for its end.
+
+        A run with a supervisor is not over while another attempt waits (`rundir.attempts.Attempts.waiting`).
+        """
 
     def state(self, run: RunFolder) -> JobState:
         """Return the state of one run's newest job."""
@@ -230,17 +234,32 @@ class Scheduler(ABC):
         """End every job of these runs."""
 
     def problems(self, job: Job, loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterable[Problem]:
-        """Return what would keep this job from starting here, asked without submitting anything.
+        """Return what would keep this job from starting here, without submitting anything.
 
         `loaded` is the job's recipe, for the places of its values; `environment` is the submitting shell's.
         """
         return ()
 
+    def problem_codes(self) -> Mapping[str, Severity]:
+        """Return the codes of `problems`, with their severity."""
+        return {}
+
     def require(self) -> None:  # noqa: B027 (most need nothing)
-        """Raise UserError (exit code 3) where nothing can be submitted from this machine. Called before any write."""
+        """Raise UserError (exit code 3) if nothing can be submitted from this machine. Called before any write."""
+
+    def lacks(self, gpu: str) -> Problem | None:
+        """Return the problem if jobs can never get this GPU model from here; None if they may."""
+        return None
 
     def is_expected(self, profile: Cluster) -> bool:
         """Return whether this machine or the profile belongs to a cluster of this scheduler, up or down."""
+        return False
+
+    def has_no_cluster(self, environment: Mapping[str, str]) -> bool:
+        """Return whether its programs are installed on this machine, but are not configured for any cluster.
+
+        False if a cluster is configured and does not answer.
+        """
         return False
 
     def answers(self, environment: Mapping[str, str]) -> bool:
@@ -248,42 +267,13 @@ class Scheduler(ABC):
         return True
 
     def uses_other_hosts(self, environment: Mapping[str, str]) -> bool:
-        """Return whether jobs run on other hosts than this one, as far as the scheduler says."""
+        """Return whether jobs run on hosts other than this one, as far as the scheduler says."""
         return False
 
-    def submit_script(self, script: Path, key: str, options: Sequence[str] = (), comment: str | None = None) -> str:
-        """Submit a batch script that belongs to no run, under a key that `find` knows; return the job id.
-
-        Raises UserError where the scheduler takes no such scripts, or does not accept this one.
-        """
-        message = f"the backend {self.name} takes no batch scripts"
-        raise error("no-batch-scripts", message, None, "use a cluster with Slurm")
-
-    def waiting_or_running(self, jobs: Sequence[str]) -> list[str]:
-        """Return those of these jobs that have not ended. Raises UserError if the scheduler does not answer."""
-        return []
-
-    def array_limit(self) -> int:
-        """Return the largest number of tasks of one array."""
-        return 1
-
-    def offers(self) -> SiteOffers:
-        """Return what the user may choose on this cluster. Raises UserError (exit code 3) where there is none."""
-        fix = "only schedulers of a cluster have partitions to choose from"
-        raise error("no-partition", f"the scheduler '{self.name}' has no partitions", None, fix, MACHINE_LACKS)
-
-    def refusal(self, options: Mapping[str, str]) -> str | None:
-        """Return the scheduler's words against a job of one node with these options; None where it would take it."""
-        return None
-
-    def describe(self, cluster: Cluster, environment: Mapping[str, str]) -> Iterable[Finding]:
-        """Return what the scheduler offers here, for `fp8launch doctor`."""
-        return ()
-
-    def container_runtimes(self, environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-        """Return the container runtimes that belong to the scheduler, each with where it comes from."""
+    def container_runtimes(self, environment: Mapping[str, str]) -> Iterable[tuple[Runtime, str]]:
+        """Return the container runtimes that belong to the scheduler, each with its origin."""
         return ()
 
     def version(self) -> str | None:
-        """Return the version of the scheduler's software; None where it has none."""
+        """Return the version of the scheduler's software; None if it has none."""
         return None

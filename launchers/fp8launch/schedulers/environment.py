@@ -1,4 +1,4 @@
-"""The environment that a submission gets: this shell's, without the variables of a job that surrounds it."""
+"""The environment of a submission: this shell's, without the variables of a surrounding job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
-from fp8launch.injob.supervisor.training_step import AGENT
+from fp8launch.injob.local_job import AGENT, LOCAL_RUN
 
 # A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
-# Marks of a run on this machine: processes that it starts elsewhere do not belong to it.
+# Variables that mark processes of a run on this machine. Jobs submitted from such a process must not inherit them.
 LOCAL_KEY = "FP8LAUNCH_SUBMISSION"  # and LOCAL_RUN
 _OF_A_RANK = {
     LOCAL_RUN,

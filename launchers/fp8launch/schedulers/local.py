@@ -1,31 +1,57 @@
-"""This machine: the same processes under torchrun, in a session of their own so that they outlive the shell.
+"""Runs on this machine: torchrun starts the processes in a new session, which outlives the shell.
 
-torchrun gives each rank a session of its own too, and a rank outlives a torchrun that is killed. So a run's processes
-are known by a variable that all of them inherit, not by their group.
+torchrun also gives each rank its own session, and ranks outlive a torchrun that is killed. So a run's processes are
+identified by a variable that all of them inherit, not by their process group.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from fp8launch.diagnostics import error
-from fp8launch.injob.supervisor.slurm_cli import LOCAL_RUN
-from fp8launch.injob.supervisor.training_step import end_all, processes_with
-from fp8launch.job.batch_script import local_script
+from fp8launch.diagnostics import Problem, error
+from fp8launch.injob.local_job import LOCAL_RUN, end_all, processes_with
 from fp8launch.job.job import Job
+from fp8launch.job.script import (
+    AUTHOR,
+    END_WATCH,
+    WITH_ENVIRONMENT,
+    argument_lines,
+    attempt_places,
+    begin_attempt,
+    container_environment,
+    environment_lines,
+    health_lines,
+    join_blocks,
+    process_command,
+    run_places,
+    setup_lines,
+    start_arguments,
+    start_in_container,
+    supervisor,
+    training_step,
+    watch_attempt,
+)
+from fp8launch.job.shell_quoting import Word
 from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Capabilities, JobState, Scheduler, Submission, ended_with
 from fp8launch.schedulers.environment import LOCAL_KEY, clean_environment
+from fp8launch.wording import counted
 
 GRACE_SECONDS = 20.0
 
 
+# Devices of NVIDIA's driver, on Linux and in WSL.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+
+
 class LocalScheduler(Scheduler):
-    """A job id is `pid:start`, the start time being the kernel's, so that a recycled pid is never taken for the run."""
+    """A job id is `pid:start`, with the kernel's start time, so that a recycled pid is never mistaken for the run."""
 
     name = "local"
     capabilities = Capabilities(
@@ -37,8 +63,18 @@ class LocalScheduler(Scheduler):
         poll_seconds=0.5,
     )
 
+    def lacks(self, gpu: str) -> Problem | None:
+        if gpu == "cpu" or shutil.which("nvidia-smi") or any(map(os.path.exists, _GPU_DEVICES)):
+            return None
+        message = f"the recipe needs {gpu} GPUs, and this machine has no GPU"
+        fix = "submit to a cluster (`--cluster`, or log in to one), or try a recipe for CPUs: tiny_cpu"
+        return Problem("warning", "no-gpu", message, "resources.gpu", fix)
+
     def script(self, job: Job) -> tuple[str, str]:
         return "job.sh", local_script(job)
+
+    def plan_for_supervisor(self, job: Job) -> dict[str, str]:
+        return {"scheduler": "fp8launch.injob.local_job:LocalJob"}
 
     def submit(self, job: Job, run: RunFolder, key: str) -> str:
         return _start(run, key)
@@ -47,24 +83,16 @@ class LocalScheduler(Scheduler):
         return _start(run, key)
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
-        """Only the processes that still run can be found by their key."""
-        found = {}
-        for key in keys:
-            processes = _oldest_first(processes_with(LOCAL_KEY, key))
-            if processes:
-                found[key] = _job_id(processes[0])
-        return found
+        """Find processes by their key, as long as they run."""
+        processes = {key: _oldest_first(processes_with(LOCAL_KEY, key)) for key in keys}
+        return {key: _job_id(pids[0]) for key, pids in processes.items() if pids}
 
     def recover(self, submissions: Sequence[Submission]) -> dict[RunFolder, str]:
-        found = {}
-        for one in submissions:
-            job = _started_here(one.run)
-            if job is not None:
-                found[one.run] = job
-        return found
+        jobs = {one.run: _started_here(one.run) for one in submissions}
+        return {run: job for run, job in jobs.items() if job is not None}
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
-        return list(map(_state, runs))
+        return [_state(run) for run in runs]
 
     def cancel(self, runs: Sequence[RunFolder]) -> None:
         for run in runs:
@@ -75,8 +103,54 @@ class LocalScheduler(Scheduler):
             _end(run)
 
 
+def local_script(job: Job) -> str:
+    """Return the script of a run on this machine, where torchrun starts the processes."""
+    assert job.folder is not None, "a run on this machine has a run folder"
+    start: list[Word] = [WITH_ENVIRONMENT]
+    if "=" in job.python:
+        # `env` would take the program for another variable.
+        start += ["nice", "-n", "0"]
+    command = [start, *start_in_container(job), *process_command(replace(job, mode="torchrun"))]
+    redirect = '>> "$attempt.log" 2>&1'
+    step = training_step(command, redirect)
+    variables = []
+    if job.survival is not None:
+        step = _supervised(job, training_step(command, redirect, END_WATCH))
+        variables.append("FP8LAUNCH_STOP_AT")
+    # The script is not started by Slurm, but it may be started by hand within a job.
+    job_id = "${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+    return join_blocks(
+        [
+            ["#!/bin/bash", f"# {job.name}: {counted(job.processes_per_node, 'process')}. {AUTHOR}"],
+            [*run_places(job, job.folder), *attempt_places(job_id, "FP8LAUNCH_START")],
+            setup_lines(job),
+            begin_attempt(job),
+            environment_lines(job),
+            container_environment(job, *variables),
+            health_lines(replace(job, survival=None)),
+            argument_lines(job),
+            start_arguments(job),
+            step,
+        ]
+    )
+
+
+def _supervised(job: Job, step: list[str]) -> list[str]:
+    """Return a step with its supervisor. For another attempt this script runs itself again, in the same process."""
+    return [
+        "# A log that stops growing ends the training, and old checkpoints go as new ones come.",
+        watch_attempt(job),
+        *step[:-1],
+        "# Done, or another attempt, or the end of it.",
+        f'again=$({supervisor(job)} end "$run_folder" "$attempt" "$status") || exit',
+        '[ -n "$again" ] || exit "$status"',
+        "export FP8LAUNCH_START=$((${FP8LAUNCH_START:-0} + 1))",
+        'exec bash "$0"',
+    ]
+
+
 def _start(run: RunFolder, key: str) -> str:
-    # Each start has a log of its own; the script counts on when it runs itself again.
+    # Each start writes its own log; the script counts on when it runs itself again.
     start = 1 + max((attempt.restart for attempt in run.attempts()), default=-1)
     marks = {LOCAL_RUN: str(run.path), LOCAL_KEY: key, "FP8LAUNCH_START": str(start)}
     with (run.path / "logs" / "local.out").open("ab") as out:
@@ -92,8 +166,8 @@ def _start(run: RunFolder, key: str) -> str:
 
 
 def _end(run: RunFolder) -> None:
-    """End every process of a run: ask them to leave, and kill those that still live after the grace time."""
-    # A manifest may list any process; those of this run inherited its mark.
+    """End every process of a run: ask them to exit, and kill the remaining ones after the grace time."""
+    # A manifest may list any process id. Processes of this run inherited its mark.
     if not any(processes_with(LOCAL_RUN, str(run.path))):
         return
     run.update(cancelled=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
@@ -119,13 +193,15 @@ def _oldest_first(pids: Iterable[int]) -> list[int]:
 
 
 def _state(run: RunFolder) -> JobState:
-    if _alive(run):
-        return JobState("running", "on this machine", source="process table")
     manifest = run.manifest()
     if not manifest.get("jobs"):
         return JobState("unknown", "was never started", source="run folder")
     if manifest.get("host") not in (None, os.uname().nodename):
         return JobState("unknown", f"runs on {manifest['host']}; run the command there", source="run folder")
+    # The run's script, or any process that it started.
+    pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
+    if (started and start_of(int(pid)) == started) or any(processes_with(LOCAL_RUN, str(run.path))):
+        return JobState("running", "on this machine", source="process table")
     if manifest.get("cancelled"):
         return JobState("cancelled", "by fp8launch cancel", source="run folder")
     attempts = run.attempts()
@@ -133,15 +209,3 @@ def _state(run: RunFolder) -> JobState:
         how = "ended without an exit status (killed, or the machine went down)"
         return JobState("failed", how, source="run folder")
     return ended_with(attempts[-1].exit_status)
-
-
-def _alive(run: RunFolder) -> list[int]:
-    """Return the processes of the run on this machine: its script, and whatever that started and has not ended."""
-    manifest = run.manifest()
-    if not manifest.get("jobs") or manifest.get("host") not in (None, os.uname().nodename):
-        return []
-    found = list(processes_with(LOCAL_RUN, str(run.path)))
-    pid, _, started = str(manifest["jobs"][-1]["id"]).partition(":")
-    if started and start_of(int(pid)) == started:
-        found = [int(pid), *found]
-    return list(dict.fromkeys(found))

@@ -1,65 +1,295 @@
 """The git checkout that holds a file: its commit, its branch and its uncommitted changes.
 
-Git itself runs programs that a checkout's own configuration names (filters, file system monitors, ssh, upload-pack for
-objects that are missing), and the checkout may be somebody else's archive. So nothing is run here and no configuration
-is read: dulwich reads objects and the index, the comparison is ours. As with git, a checkout of another owner is left
-alone, files behind links are not followed, and a submodule counts as one entry.
-
-A few kilobytes of compressed objects may unpack to terabytes, and a pipe in place of a pack has no end. So the reading
-is done by a process of its own, with limits to its memory and its time.
+Git runs programs that the configuration of a checkout names (filters, file system monitors, ssh to fetch missing
+objects), and the checkout may be somebody else's work. So git runs on a temporary git folder without a configuration,
+from which it reads the objects and a copy of the index, within limits of memory and time. A checkout of another owner
+is left alone, and submodules are not entered.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
+import re
 import resource
+import shutil
+import signal
+import stat
 import subprocess
-import sys
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fp8launch.injob.regular_files import read_regular
-from fp8launch.submit.checkout_reader import Checkout, CheckoutReader
+from fp8launch.injob.regular_files import open_regular, read_regular
+from fp8launch.secrets import holds_credentials
 
-# Large checkouts need less of both, and packs that are mapped into memory do not count.
 _MEMORY_BYTES = 3 << 30
-_CPU_SECONDS = 60
-_SECONDS = 120
+_OUTPUT_BYTES = 64 << 20
+_SECONDS = 60
+_INDEX_BYTES = 512 << 20
+# Larger files are listed as changed, without a diff.
+_SHOWN_BYTES = 1 << 20
+# The maximum size of the recorded diff.
+MAX_DIFF = 5 << 20
+# Pointers of Git LFS are smaller than this.
+_POINTER_BYTES = 1024
+_REFERENCE = re.compile(r"refs/[\w./+@-]{1,250}")
+_OBJECT_ID = re.compile(r"[0-9a-f]{40}")
+_LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout's state. `changes` are the tracked paths that differ from the commit, in git's order.
+
+    `others` says that git lists more, such as untracked files. Both are None if the changes could not be read, and
+    `note` says why.
+    """
+
+    commit: str
+    branch: str
+    changes: tuple[str, ...] | None = None
+    others: bool | None = None
+    diff: str = ""
+    note: str | None = None
+
+
+def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the manifest's entry about the git checkout that holds a file, and its uncommitted diff."""
+    found = read_checkout(file)
+    if found is None:
+        return None, ""
+    dirty = None if found.changes is None else bool(found.changes or found.others)
+    state: dict[str, Any] = {"commit": found.commit, "branch": found.branch, "dirty": dirty}
+    if len(found.diff) > MAX_DIFF:
+        state["diff_cut_at_bytes"] = MAX_DIFF
+    if found.note:
+        state["note"] = f"uncommitted changes are not recorded: {found.note}"
+    return state, found.diff[:MAX_DIFF]
 
 
 def read_checkout(file: Path) -> Checkout | None:
-    """Read the checkout that holds `file`; None for no checkout, one of another owner, or one that cannot be read."""
+    """Read the checkout that holds `file`; None if there is none, another user owns it, or it has no commit.
+
+    Nothing in a damaged or hostile checkout stops a submission: then only the commit is known.
+    """
     found = _find(file.resolve().parent)
     if found is None:
         return None
-    # -I: neither the working folder nor the environment add modules. The ones of this process are found by its paths.
-    paths = list(filter(None, sys.path))
-    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fp8launch.submit import checkout; "
-    words = [json.dumps(paths), *map(str, (*found, _MEMORY_BYTES))]
-    command = [sys.executable, "-I", "-c", f"{code}checkout.answer(*sys.argv[2:])", *words]
+    top, git_folder, common = found
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
-        answer = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        # No exception that a damaged or hostile checkout raises in the reader may stop a submission.
+        commit, branch = _head(git_folder, common)
+    except (OSError, ValueError):
         return None
-    if not answer:
+    if commit is None:
         return None
-    return Checkout(**{**answer, "changes": tuple(answer["changes"])})
+    # A relative entry would run a program of the checkout.
+    path = os.pathsep.join(filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep)))
+    program = shutil.which("git", path=path)
+    if program is None:
+        return Checkout(commit, branch, note="git is not installed")
+    try:
+        _refuse_pipes(common)
+        with tempfile.TemporaryDirectory() as scratch:
+            own = _own_git_folder(Path(scratch), commit, git_folder, common)
+            return _Git(program, path, own, top, common).read(commit, branch)
+    except (OSError, ValueError, subprocess.SubprocessError) as exc:
+        return Checkout(commit, branch, note=f"the changes cannot be read: {exc}")
 
 
-def answer(folder: str, git_folder: str, common: str, memory: str) -> None:
-    """Print the checkout of these folders as JSON, within the limits: what `read_checkout` starts."""
-    resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+def _head(git_folder: Path, common: Path) -> tuple[str | None, str]:
+    """Return commit and branch; the commit is None for a branch without commits."""
+    text = read_regular(git_folder / "HEAD", 4096).decode().strip()
+    if not text.startswith("ref:"):
+        return (text if _OBJECT_ID.fullmatch(text) else None), "HEAD"
+    reference = text.removeprefix("ref:").strip()
+    if not _REFERENCE.fullmatch(reference) or ".." in reference:
+        return None, ""
+    branch = reference.removeprefix("refs/heads/")
+    for place in (git_folder, common):
+        if os.path.lexists(place / reference):
+            commit = read_regular(place / reference, 4096).decode().strip()
+            return (commit if _OBJECT_ID.fullmatch(commit) else None), branch
+    packed = common / "packed-refs"
+    if packed.exists():
+        for line in read_regular(packed, 64 << 20).decode(errors="replace").splitlines():
+            commit, _, name = line.partition(" ")
+            if name == reference and _OBJECT_ID.fullmatch(commit):
+                return commit, branch
+    return None, branch
+
+
+def _refuse_pipes(common: Path) -> None:
+    """Raise ValueError if a file that git reads first is a pipe, for which git would wait."""
+    objects = common / "objects"
+    for file in (objects / "info/alternates", objects / "info/commit-graph", *(objects / "pack").glob("*")):
+        if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
+            raise ValueError(f"{file} is not a file")
+
+
+def _own_git_folder(scratch: Path, commit: str, git_folder: Path, common: Path) -> Path:
+    """Make a git folder with the commit, the index and the exclude rules of a checkout, and no configuration."""
+    (scratch / "refs").mkdir()
+    (scratch / "info").mkdir()
+    (scratch / "HEAD").write_text(f"{commit}\n")
+    index = git_folder / "index"
+    if os.path.lexists(index):
+        (scratch / "index").write_bytes(read_regular(index, _INDEX_BYTES))
+        # Git compares files that were written in the second of the index.
+        written = index.stat()
+        os.utime(scratch / "index", ns=(written.st_atime_ns, written.st_mtime_ns))
+    rules = [_text(file) for file in (common / "info/exclude", Path("~/.config/git/ignore").expanduser())]
+    (scratch / "info/exclude").write_bytes(b"\n".join(rules))
+    return scratch
+
+
+def _text(file: Path) -> bytes:
+    try:
+        return read_regular(file, 1 << 20)
+    except (OSError, ValueError):
+        return b""
+
+
+@dataclass(frozen=True)
+class _Git:
+    """Git on the files in `top`, with the git folder `own` and the objects in `common`."""
+
+    program: str
+    path: str
+    own: Path
+    top: Path
+    common: Path
+
+    def read(self, commit: str, branch: str) -> Checkout:
+        """Compare the files with the commit. Raises SubprocessError if git cannot."""
+        # First by size and checksum, which needs no version that a partial clone lacks; then by content.
+        self._run("update-index", "-q", "--refresh", ends=(0, 1))
+        committed = self._committed_versions()
+        sizes = self._sizes(filter(None, committed.values()))
+        missing = [name for name, version in committed.items() if version and version not in sizes]
+        differing = {*missing, *self._names("diff", "--name-only", "HEAD", "--", ":(top)", *map(_without, missing))}
+        large_files = self._large_files(committed, sizes)
+        changed = [name for name in committed if name in differing and name not in large_files]
+        reasons = dict.fromkeys(missing, "the version of the commit is not here")
+        for name in changed:
+            if reason := self._why_left_out(name, sizes.get(committed[name], 0)):
+                reasons[name] = reason
+        unshown = [*reasons, *(name for name in committed if name not in changed)]
+        diff = self._run("diff", "--no-renames", "HEAD", "--", ":(top)", *map(_without, unshown))
+        for name, reason in reasons.items():
+            diff += f"diff --git a/{name} b/{name}\n(left out by fp8launch: {reason})\n"
+        listed = {entry[3:] for entry in self._names("status", "--porcelain", "--no-renames")}
+        return Checkout(commit, branch, tuple(changed), bool(listed - set(committed)), diff)
+
+    def _committed_versions(self) -> dict[str, str]:
+        """Return the files that may differ from the commit, each with the object that the commit has; "" for none."""
+        words = self._names("diff-index", "--raw", "--no-abbrev", "HEAD")
+        versions: dict[str, str] = {}
+        for entry, name in zip(words[::2], words[1::2], strict=False):
+            version = entry.split(" ")[2]
+            if version.strip("0") or name not in versions:
+                versions[name] = version if version.strip("0") else ""
+        return versions
+
+    def _sizes(self, versions: Iterable[str]) -> dict[str, int]:
+        """Return the sizes of objects in bytes. Objects that a partial clone has not fetched are left out."""
+        lines = self._run("cat-file", "--batch-check", given="".join(f"{version}\n" for version in versions))
+        found = (line.split(" ") for line in lines.splitlines())
+        return {words[0]: int(words[2]) for words in found if len(words) == 3}
+
+    def _why_left_out(self, name: str, committed_bytes: int) -> str | None:
+        if holds_credentials(name):
+            return "a file of this name holds credentials"
+        try:
+            size = (self.top / name).lstat().st_size
+        except OSError:
+            size = 0
+        return "it is large" if max(size, committed_bytes) > _SHOWN_BYTES else None
+
+    def _large_files(self, committed: Mapping[str, str], sizes: Mapping[str, int]) -> set[str]:
+        """Return the files for which the commit has a Git LFS pointer, and whose content is the pointer's target."""
+        return {
+            name
+            for name, version in committed.items()
+            if sizes.get(version, _POINTER_BYTES) < _POINTER_BYTES and self._is_large_file(name, version)
+        }
+
+    def _is_large_file(self, name: str, version: str) -> bool:
+        place = self.top / name
+        if place.is_symlink() or not place.is_file():
+            return False
+        pointer = self._run("cat-file", "blob", version).encode()
+        if not pointer.startswith(_LARGE_FILE_POINTER):
+            return False
+        digest = hashlib.sha256()
+        with open_regular(place, follow=False) as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        return f"oid sha256:{digest.hexdigest()}".encode() in pointer
+
+    def _names(self, command: str, *words: str) -> list[str]:
+        return self._run(command, "-z", *words).split("\0")[:-1]
+
+    def _run(self, command: str, *words: str, ends: tuple[int, ...] = (0,), given: str = "") -> str:
+        """Run a git command with `given` as its input, and return its output, at most `_OUTPUT_BYTES`.
+
+        Raises SubprocessError if it does not end with one of the exit codes `ends`.
+        """
+        if command in ("diff", "diff-index", "status"):
+            words = ("--ignore-submodules=all", *words)
+        if command == "diff":
+            words = ("--no-ext-diff", "--no-textconv", *words)
+        settings = ("core.autocrlf=input", "core.safecrlf=false", "core.quotePath=false")
+        options = [word for setting in settings for word in ("-c", setting)]
+        environment = {
+            "PATH": self.path,
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(self.own),
+            "GIT_DIR": str(self.own),
+            "GIT_WORK_TREE": str(self.top),
+            "GIT_OBJECT_DIRECTORY": str(self.common / "objects"),
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_TERMINAL_PROMPT": "0",
+        }
+        with tempfile.TemporaryFile(dir=self.own) as output:
+            done = subprocess.run(
+                [self.program, *options, command, *words],
+                cwd=self.own,
+                env=environment,
+                input=given.encode(),
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                timeout=_SECONDS,
+                preexec_fn=_limit,
+                check=False,
+            )
+            # A longer output ends with a signal, and its beginning is used.
+            if done.returncode not in (*ends, -signal.SIGXFSZ):
+                raise subprocess.SubprocessError(f"git {command} ended with {done.returncode}")
+            output.seek(0)
+            return output.read().decode("utf-8", "replace")
+
+
+def _without(name: str) -> str:
+    """Return the pathspec that excludes a file."""
+    return f":(exclude,top,literal){name}"
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_OUTPUT_BYTES, _OUTPUT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    found = CheckoutReader(Path(folder), Path(git_folder), Path(common)).read()
-    print(json.dumps(found and asdict(found)))
 
 
 def _find(folder: Path) -> tuple[Path, Path, Path] | None:
-    """The checkout's top, its git folder, and the git folder that holds its objects."""
+    """Return the top of the checkout, its git folder, and the git folder that has its objects."""
     for top in (folder, *folder.parents):
         entry = top / ".git"
         if not os.path.lexists(entry):
@@ -75,7 +305,7 @@ def _find(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _find_linked(top: Path, entry: Path) -> tuple[Path, Path, Path] | None:
-    """A further worktree or a submodule, whose `.git` is a file. It must belong to the git folder that it names."""
+    """Return these three folders for a worktree or a submodule, whose `.git` is a file that names the git folder."""
     try:
         words = read_regular(entry, 4096, follow=False).decode()
         git_folder = (top / words.removeprefix("gitdir:").strip()).resolve()

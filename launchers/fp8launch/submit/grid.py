@@ -1,18 +1,21 @@
-"""A grid of points: recipes x node counts x values x repeats, each with a key that names what it would run."""
+"""A grid of points: recipes x node counts x values x repeats, each with a key that identifies its run."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fp8launch.diagnostics import error
+from fp8launch.engines import engine_of
 from fp8launch.engines.base import Entry
 from fp8launch.job.prepared import Prepared
+from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.wording import counted
@@ -38,7 +41,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The point in words, such as `2 nodes, recipe=delayed, repeat 2`."""
+        """The point as text, such as `2 nodes, recipe=delayed, repeat 2`."""
         parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items()]
         if self.nodes:
             parts.insert(0, counted(self.nodes, "node"))
@@ -46,11 +49,9 @@ class Point:
 
 
 def expand(recipes: Sequence[str], nodes: Sequence[int], axes: Mapping[str, Sequence[Any]], repeat: int) -> list[Point]:
-    """Every point, repeats outermost: a study that is cut short has measured everything once before anything twice."""
+    """Return every point, repeats outermost: a study that is cut short has one run of each point before a second."""
     counts: Sequence[int | None] = nodes or [None]
-    size = len(recipes) * len(counts) * repeat
-    for values in axes.values():
-        size *= len(values)
+    size = len(recipes) * len(counts) * repeat * math.prod(map(len, axes.values()))
     if size > MAX_POINTS:
         raise error("too-many-points", f"the grid has {size} points, more than {MAX_POINTS}", "--sweep", "split it")
     points = []
@@ -61,7 +62,7 @@ def expand(recipes: Sequence[str], nodes: Sequence[int], axes: Mapping[str, Sequ
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
-    """`section.key=a,b,c` to the key and its values, each read as YAML. Raises UserError for anything else."""
+    """Read `section.key=a,b,c`; return the key and its values, each read as YAML. Raises UserError for other text."""
     key, sign, listed = text.partition("=")
     place = f"--sweep {text}"
     values = []
@@ -75,7 +76,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 
 
 def parse_nodes(text: str) -> list[int]:
-    """`1,2,4` to node counts. Raises UserError for anything but different numbers above zero."""
+    """Read node counts such as `1,2,4`. Raises UserError unless they are different numbers above zero."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts) or len(set(parts)) != len(parts):
         raise error("bad-nodes", "must be one node count or several, such as 1,2,4", f"--nodes {text}")
@@ -83,7 +84,7 @@ def parse_nodes(text: str) -> list[int]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`1,2,3` to seeds. Raises UserError for anything but different whole numbers."""
+    """Read seeds such as `1,2,3`. Raises UserError unless they are different whole numbers."""
     words = [word.strip() for word in text.split(",")]
     numbers = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10]
     if len(numbers) != len(words) or len(set(numbers)) != len(numbers):
@@ -98,10 +99,51 @@ def seeds_from(first: int | None, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
+def seed_axis(
+    base: LoadedRecipe, axes: Mapping[str, list[Any]], repeat: int, seeds: str | None, vary_seed: bool
+) -> dict[str, list[Any]]:
+    """Return the axis that `--seeds` or `--vary-seed` requests for a recipe, empty if neither is set."""
+    if seeds is None and not vary_seed:
+        return {}
+    option = "--vary-seed" if vary_seed else "--seeds"
+    if vary_seed and seeds is not None:
+        raise error("two-options", "--seeds states what --vary-seed would choose", option, "pass one of them")
+    if vary_seed and repeat < 2:
+        raise error("no-repeats", "there is one run per point", option, "add --repeat with at least 2")
+    engine = engine_of(base)
+    if engine.seed_key in axes:
+        message = f"--sweep {engine.seed_key} and {option} both state the seeds"
+        raise error("two-options", message, option, "pass one of them")
+    if seeds is not None:
+        return {engine.seed_key: parse_seeds(seeds)}
+    return {engine.seed_key: seeds_from(engine.stated_seed(base.recipe), repeat)}
+
+
+def grid_of(
+    bases: Mapping[str, LoadedRecipe],
+    nodes: Sequence[int],
+    axes: Mapping[str, list[Any]],
+    seed_axes: Mapping[str, Mapping[str, list[Any]]],
+    repeat: int,
+) -> list[Point]:
+    """Return the grid of every recipe. Axes of the command line are added to the recipe's, and win over them.
+
+    Repeats and seeds vary slowest, so that a study that is cut short has one run of every point.
+    """
+    found: list[tuple[int, int, Point]] = []
+    for name, base in bases.items():
+        recipe = base.recipe
+        every = {**recipe.axes, **axes, **seed_axes[name]}
+        for point in expand([name], nodes or recipe.nodes or [], every, repeat):
+            turn = sum(seeds.index(point.values[key]) for key, seeds in seed_axes[name].items())
+            found.append((point.repeat, turn, point))
+    return [point for _, _, point in sorted(found, key=lambda one: one[:2])]
+
+
 def own_checkpoint_folder(point: Point, recipe: Recipe) -> list[str]:
     """Return the overrides that give a point of a grid its own folder below an absolute `checkpoint.dir`.
 
-    A relative one is in the run folder, and one that the grid varies is the user's choice.
+    A relative folder is in the run folder, and if the grid varies the folder, that is the user's choice.
     """
     stated = recipe.checkpoint.dir
     if stated is None or not stated.startswith("/") or "checkpoint.dir" in point.values:
@@ -110,7 +152,7 @@ def own_checkpoint_folder(point: Point, recipe: Recipe) -> list[str]:
 
 
 def point_key(point: Point, prepared: Prepared) -> str:
-    """The identity of a point as 12 hex digits: two points with one key are the same run."""
+    """Return the identity of a point as 12 hex digits: two points with one key are the same run."""
     recipe = prepared.loaded.recipe
     argv: Any = prepared.args.argv
     environment: Any = recipe.environment
@@ -123,44 +165,29 @@ def point_key(point: Point, prepared: Prepared) -> str:
         environment,
         recipe.resources.model_dump(),
         recipe.container.model_dump(),
-        _launch(recipe),
+        # Fields that were added later count only if they are set, so that the keys of older studies stay the same.
+        recipe.launch.model_dump(exclude=set() if recipe.launch.arguments else {"arguments"}),
         point.repeat,
-        *_entry(prepared),
     ]
+    entry = prepared.engine.entry(prepared.loaded, in_container=True, check_paths=False)
+    if entry.program != Entry.program:
+        content += [entry.program, entry.options]
     return _digest(content, 12)
 
 
-def _launch(recipe: Recipe) -> dict[str, Any]:
-    """The launch section for a key. A field that came later counts where it is set, so that older studies are found."""
-    if recipe.launch.arguments:
-        return recipe.launch.model_dump()
-    return recipe.launch.model_dump(exclude={"arguments"})
-
-
-def _entry(prepared: Prepared) -> list[Any]:
-    """The program of an engine that has its own; empty for others, so that older studies are found."""
-    entry = prepared.engine.entry(prepared.loaded, in_container=True, check_paths=False)
-    if entry.program == Entry.program:
-        return []
-    return [entry.program, entry.options]
-
-
 def study_id(name: str, keys: Sequence[str]) -> str:
-    """The same grid of the same recipes has the same id, so that a second submission finds the first."""
+    """Return the id of a study. The same grid of the same recipes has the same id, so that it is found again."""
     return f"{name}-study-{_digest(sorted(keys), 6)}"
 
 
 def run_name(point: Point, name: str, key: str) -> str:
-    """The id of a point's run: readable, unique by its key, safe as a folder."""
+    """Return the id of a point's run: readable, unique by its key, safe as the name of a folder."""
     return f"{_slug(point, name)}-{key[:6]}"
 
 
 def _slug(point: Point, name: str) -> str:
-    parts = [name]
-    if point.nodes:
-        parts.append(f"n{point.nodes}")
-    parts += map(str, point.values.values())
-    slug = "-".join([*parts, f"r{point.repeat}"])
+    nodes = [f"n{point.nodes}"] if point.nodes else []
+    slug = "-".join([name, *nodes, *map(str, point.values.values()), f"r{point.repeat}"])
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", slug)[:90]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
-from fp8launch.injob.supervisor.continuation import is_impossible
 from fp8launch.rundir.atomic_io import read_json, uninterrupted
 from fp8launch.rundir.attempts import (
     CANCELLED,
@@ -33,7 +32,7 @@ def resume(
 ) -> tuple[str, int]:
     """Submit up to `attempts` further attempts; return the job id and the iteration that the first starts from.
 
-    `report` gets messages for the user about the way there. Raises UserError for a run that is not over, is done, or
+    `report` gets progress messages for the user. Raises UserError for a run that is not over, is done, or
     leaves no checkpoints.
     """
     state = scheduler.state(run)
@@ -44,10 +43,9 @@ def resume(
         run.update(repaired=words)
     start = checkpoints.latest(folder)
     if plan["iterations"] is not None and start >= plan["iterations"]:
-        raise error(
-            "run-done", f"{run.run_id} has completed its {plan['iterations']} iterations", exit_code=ANSWER_IS_NO,
-            fix="to train further, submit a new recipe with checkpoint.load",
-        )  # fmt: skip
+        message = f"{run.run_id} has completed its {plan['iterations']} iterations"
+        fix = "to train further, submit a new recipe with checkpoint.load"
+        raise error("run-done", message, None, fix, ANSWER_IS_NO)
     before, was_cancelled = read_attempt_log(run), (run.path / CANCELLED).exists()
     # Its own key, so that a repeated command finds a job whose submission was cut off.
     key, lost = _key_and_job(run, scheduler, f"{run.run_id}.r{len(before.get('attempts', []))}")
@@ -61,8 +59,8 @@ def resume(
             record_job(run, job)
     except UserError as problem:
         if not _is_refusal(problem):
-            raise  # Slurm may have taken the job all the same
-        # Nothing follows: the run still stopped for the reason for which it had stopped.
+            raise  # Slurm may have accepted the job nevertheless
+        # No attempt follows: restore the recorded reason for which the run had stopped.
         write_attempt_log(run, before)
         write_atomically(run.path / SURVIVE, json.dumps(plan, indent=1) + "\n")
         if was_cancelled:
@@ -74,7 +72,7 @@ def resume(
 def _key_and_job(run: RunFolder, scheduler: Scheduler, first: str) -> tuple[str, str | None]:
     """Return a key for the next submission, and the job that a command submitted under it without recording it.
 
-    A recorded job under the key is one that ended before it began: the run is over, or it could not be resumed.
+    A recorded job under the key ended before it began: the run is over, or it could not be resumed.
     """
     known = job_ids(run)
     key, number = first, 0
@@ -89,8 +87,8 @@ def _is_refusal(problem: UserError) -> bool:
 
 
 def _reopened(before: dict[str, Any], state: JobState, start: int) -> dict[str, Any]:
-    """The attempt log with which another attempt may begin."""
-    attempts = list(map(dict, before.get("attempts", [])))
+    """Return the attempt log with which another attempt may begin."""
+    attempts = [dict(attempt) for attempt in before.get("attempts", [])]
     for attempt in attempts:
         if "ended" not in attempt:
             # It ended without a record, and no attempt has begun since that could have written one.
@@ -111,13 +109,13 @@ def _reopened(before: dict[str, Any], state: JobState, start: int) -> dict[str, 
 
 
 def _submit(run: RunFolder, scheduler: Scheduler, key: str, report: Callable[[str], None]) -> str:
-    """Submit the next attempt without the nodes that failed, or with them where no others are left."""
+    """Submit the next attempt without the nodes that failed, or with them if no others are left."""
     log = read_attempt_log(run)
     excluded = log["excluded"]
     try:
         return scheduler.resume(run, key, excluded)
     except UserError as problem:
-        if not (excluded and _is_refusal(problem) and is_impossible(str(problem))):
+        if not (excluded and _is_refusal(problem) and scheduler.is_impossible(problem)):
             raise
     report(f"{', '.join(excluded)} may be used again, because too few other nodes are left")
     write_attempt_log(run, {**log, "excluded": []})
@@ -125,7 +123,7 @@ def _submit(run: RunFolder, scheduler: Scheduler, key: str, report: Callable[[st
 
 
 def resumable_from(run: RunFolder) -> int | None:
-    """Return the iteration of the checkpoint from which another attempt would continue; None where there is none."""
+    """Return the iteration of the checkpoint from which another attempt would continue; None if there is none."""
     if not (run.path / SURVIVE).is_file() or attempts_of(run).finished:
         return None
     try:
@@ -142,43 +140,41 @@ def resumable_from(run: RunFolder) -> int | None:
 def _plan(run: RunFolder) -> dict[str, Any]:
     """Read `survive.json`. Raises UserError for content that no submission writes."""
     file = run.path / SURVIVE
+    fix = f"continue from its checkpoints as another run: fp8launch submit {run.run_id} --set checkpoint.load=FOLDER"
     try:
         plan = read_json(file)
     except (OSError, ValueError) as exc:
-        raise error("bad-survive", f"cannot be read: {exc}", str(file)) from None
+        raise error("bad-survive", f"cannot be read: {exc}", str(file), fix) from None
     found = as_mapping(plan)
     iterations = found.get("iterations")
     if not isinstance(found.get("checkpoint"), str) or not (iterations is None or isinstance(iterations, int)):
-        raise error("bad-survive", "does not contain the plan of a run", str(file))
-    return dict(found)
+        raise error("bad-survive", "does not contain the plan of a run", str(file), fix)
+    # Unset and missing both mean that the run has no last iteration.
+    return {"iterations": None, **found}
 
 
 def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:
     """Raise UserError unless the run is over, not done, and leaves checkpoints."""
     known = attempts_of(run)
     if run.is_plain_job:
-        raise error(
-            "plain-sbatch", f"{run.run_id} was started by sbatch, so there is no record of how it continues",
-            "resume", "call sbatch with its script again, adding --load and its checkpoint folder;"
-            " `fp8launch submit` starts runs that resume", ANSWER_IS_NO,
-        )  # fmt: skip
+        message = f"{run.run_id} was started from a portable script, which does not record how it continues"
+        fix = (
+            "submit that script again, adding --load and its checkpoint folder; `fp8launch submit` starts runs that "
+            "resume"
+        )
+        raise error("plain-sbatch", message, "resume", fix, ANSWER_IS_NO)
     if not scheduler.capabilities.resumes:
         message = f"the {scheduler.name} backend starts each run only once"
         raise error(f"{scheduler.name}-resume", message, fix="submit the run to Slurm", exit_code=2)
     if not (run.path / SURVIVE).is_file():
-        raise error(
-            "no-checkpoints", f"{run.run_id} writes no checkpoints to continue from",
-            "checkpoint", "submit it with checkpoint.dir and checkpoint.interval", ANSWER_IS_NO,
-        )  # fmt: skip
+        message = f"{run.run_id} writes no checkpoints to continue from"
+        fix = "submit it with checkpoint.dir and checkpoint.interval"
+        raise error("no-checkpoints", message, "checkpoint", fix, ANSWER_IS_NO)
     if state.status == "unknown":
-        raise error(
-            "state-unknown", f"cannot determine whether {run.run_id} still runs: {state.detail}",
-            fix="retry when the scheduler answers", exit_code=3,
-        )  # fmt: skip
+        message = f"cannot determine whether {run.run_id} still runs: {state.detail}"
+        raise error("state-unknown", message, None, "retry when the scheduler answers", 3)
     if not state.final or (known.waiting and state.status != "interrupted"):
-        raise error(
-            "still-running", f"{run.run_id} is {state.status}", exit_code=ANSWER_IS_NO,
-            fix="it continues automatically; `fp8launch cancel` ends it",
-        )  # fmt: skip
+        fix = "it continues automatically; `fp8launch cancel` ends it"
+        raise error("still-running", f"{run.run_id} is {state.status}", None, fix, ANSWER_IS_NO)
     if known.finished:
         raise error("run-done", f"{run.run_id} has finished its training", exit_code=ANSWER_IS_NO)

@@ -1,8 +1,8 @@
 """One submission, so that nothing is submitted twice and nothing is lost.
 
-The manifest has the submission's key before the scheduler is asked, and its job afterwards. A run with a key and no job
-was cut off in between (kill, power cut, full disk, no answer): the scheduler is asked for the key before anything is
-submitted again.
+The manifest has the submission's key before the scheduler is called, and its job afterwards. A run with a key and no
+job was cut off in between (kill, power cut, full disk, no answer): the scheduler is queried for the key before anything
+is submitted again.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fp8launch.diagnostics import UserError, error
-from fp8launch.job.job import Job
+from fp8launch import schedulers
+from fp8launch.diagnostics import MACHINE_LACKS, UserError, error
 from fp8launch.rundir.atomic_io import Busy, held, start_of, sync_folder, uninterrupted
-from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.attempts import forbid_more
+from fp8launch.rundir.registry import job_ids, need_mine
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
+from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import Scheduler, Submission
 from fp8launch.secrets import redacted
 
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
-
-# A controller that was asked and did not answer in time may take the job a little later.
+# A controller that did not answer in time may accept the job a little later.
 RECENT_SECONDS = 120.0
 SETTLE_SECONDS = 5.0
-# On another host nobody can see whether the launcher lives: after this long it does not.
+# A launcher on another host cannot be observed. After this time it counts as dead.
 ELSEWHERE_SECONDS = 300.0
-# How long to wait for a launcher that holds what this one needs.
+# How long to wait for a launcher that holds a lock.
 HELD_SECONDS = 30.0
-# How far back submissions that were cut off are completed.
+# Interrupted submissions are completed up to this age.
 REMEMBERED_SECONDS = 14 * 86400.0
-# A command that is repeated later than this after it was cut off means another run.
+# If an interrupted command is repeated later than this, it starts another run.
 REPEATED_SECONDS = 3600.0
-# Words of a refusal that leave open whether there is a job, or whether the same is accepted a little later.
+# Errors that leave open whether the job exists, or whether the same request is accepted a little later.
 _UNCLEAR = re.compile(
     r"timed out|did not answer|contact|communication|connection|interrupt|gave no reason|temporarily", re.I
 )
@@ -50,53 +49,60 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
-def submit_job(run: RunFolder, job: Job, scheduler: Scheduler) -> None:
-    """Submit a run's job under a key of its own. The caller holds the run, or its study."""
-    key = next_key(run)
+def submit_under(key: str, runs: Sequence[RunFolder], submit: Callable[[], Sequence[str]]) -> None:
+    """Submit runs under a key, as tasks of an array if they are several, and record the job of each.
+
+    `submit` asks the scheduler and returns the jobs. The caller holds the runs, or their study.
+    """
     with uninterrupted():
-        record_begin([run], key)
+        for index, run in enumerate(runs):
+            run.update(submission=new_submission(key, index if len(runs) > 1 else None))
+            sync_folder(run.path)  # a power cut must not undo what the scheduler is about to make true
         try:
-            job_id = scheduler.submit(job, run, key)
-        except UserError as exc:
-            record_refusal([run], exc)
+            jobs = submit()
+        except UserError as refused:
+            if not _UNCLEAR.search(str(refused)):
+                for run in runs:
+                    words = redacted(str(refused))
+                    run.update(submission={**_submission_of(run), "answered": True, "refused": words})
             raise
-        record_job(run, job_id)
+        for run, job in zip(runs, jobs, strict=True):
+            record_job(run, job)
 
 
 def next_key(run: RunFolder) -> str:
-    """Return a key that no job before has, not even one of a run of this name whose folder was removed."""
+    """Return a key that no earlier job has, not even a job of a removed run of this name."""
     return f"{run.run_id}.s{len(job_ids(run))}-{secrets.token_hex(3)}"
 
 
-def record_begin(runs: Sequence[RunFolder], key: str) -> None:
-    """Record under which key these runs are being submitted, as tasks of an array when they are several."""
-    for index, run in enumerate(runs):
-        submission = new_submission(key)
-        if len(runs) > 1:
-            submission = new_submission(key, index)
-        run.update(submission=submission)
-        sync_folder(run.path)  # a power cut must not undo what the scheduler is about to make true
-
-
 def new_submission(key: str, index: int | None = None) -> dict[str, Any]:
-    """Return a manifest's entry for a submission that has begun."""
+    """Return the manifest's entry for a submission that has begun."""
+    return {"key": key, "index": index, "answered": False, "reported": False, "begun": now(), **_this_launcher()}
+
+
+def _this_launcher() -> dict[str, Any]:
     pid = os.getpid()
-    launcher = {"begun": now(), "host": os.uname().nodename, "pid": pid, "started": start_of(pid)}
-    return {"key": key, "index": index, "answered": False, "reported": False, **launcher}
+    return {"host": os.uname().nodename, "pid": pid, "started": start_of(pid)}
 
 
 def record_reported(run: RunFolder) -> None:
-    """Record that the user was told of the run's job: the same command again means another run."""
+    """Record that the run's job was reported to the user: from now on, the same command means another run."""
     with contextlib.suppress(OSError):
         run.update(submission={**run.manifest()["submission"], "reported": True})
 
 
-def record_job(run: RunFolder, job_id: str, **entries: Any) -> None:
-    """Add a job to those of a run, and other entries to its manifest with it."""
+def record_waiting(run: RunFolder) -> None:
+    """Record that this launcher waits for the end of the run: if it is killed, the same command waits on."""
+    with contextlib.suppress(OSError):
+        run.update(submission={**run.manifest()["submission"], "waiting": True, **_this_launcher()})
+
+
+def record_job(run: RunFolder, job_id: str) -> None:
+    """Record a job of a run, after the scheduler has answered."""
     manifest = run.manifest()
-    submission = manifest.get("submission")
-    if submission:
-        entries = {"submission": {**submission, "answered": True}, **entries}
+    entries: dict[str, Any] = {}
+    if submission := manifest.get("submission"):
+        entries["submission"] = {**submission, "answered": True}
     try:
         jobs = [*manifest.get("jobs", []), {"id": job_id, "submitted": now()}]
         run.update(jobs=jobs, cancelled=None, **entries)
@@ -110,60 +116,81 @@ def record_job(run: RunFolder, job_id: str, **entries: Any) -> None:
         ) from None
 
 
-def record_refusal(runs: Sequence[RunFolder], why: UserError) -> None:
-    """Record that the scheduler refused these runs, unless its words leave open whether there is a job."""
-    if _UNCLEAR.search(str(why)):
-        return
-    for run in runs:
-        submission = run.manifest().get("submission") or {}
-        run.update(submission={**submission, "answered": True, "refused": redacted(str(why))})
+def _submission_of(run: RunFolder) -> Mapping[str, Any]:
+    return run.manifest().get("submission") or {}
 
 
 def is_open(run: RunFolder) -> bool:
     """Return whether the run was being submitted and the outcome is not recorded."""
-    submission = run.manifest().get("submission") or {}
+    submission = _submission_of(run)
     return bool(submission) and not submission.get("answered")
 
 
 def under_way(run: RunFolder) -> bool:
     """Return whether the launcher that submits this run is still running, as far as this host can see."""
-    submission = run.manifest().get("submission") or {}
-    if submission.get("host") == os.uname().nodename:
+    submission = _submission_of(run)
+    if _is_on_this_host(run):
         pid = submission.get("pid")
         alive = isinstance(pid, int) and pid != os.getpid() and start_of(pid)
         return bool(alive) and alive == submission.get("started")
     return _age(run) < ELSEWHERE_SECONDS
 
 
-def content_key(prepared: Prepared) -> str:
-    """Return a key of what a single run would run: a submission of the same completes one that was cut off."""
-    from fp8launch.submit.grid import Point, point_key
-
-    return point_key(Point(prepared.loaded.recipe.name, None), prepared)
-
-
 def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> RunFolder | None:
-    """Return the newest run below `root` that would run the same, and whose launcher was killed before it said so."""
-    oldest = time.time() - REMEMBERED_SECONDS
+    """Return the newest run below `root` with the same content whose launcher was killed before it reported it.
+
+    Raises UserError (exit code 3) if a launcher on another host may have been killed a moment ago.
+    """
     for file in sorted(root.glob(f"{name}-*/{MANIFEST}"), reverse=True):
         run = RunFolder(file.parent)
-        with contextlib.suppress(OSError, UserError):
-            if file.stat().st_mtime < oldest or not run.is_mine or not (is_open(run) or _is_unreported(run)):
-                continue
-            manifest = run.manifest()
-            same = manifest.get("content") == content and manifest.get("backend") == scheduler.name
-            if same and not under_way(run):
-                return run
+        if not _may_be_cut_off(run, content, scheduler):
+            continue
+        if not under_way(run):
+            return run
+        if not _is_on_this_host(run):
+            # Login nodes share a name, so a user who lost the connection may come back to another host.
+            _wait_for_report(run, scheduler)
     return None
 
 
-def _is_unreported(run: RunFolder) -> bool:
-    """Return whether a job was recorded, by its launcher or by another command, and its launcher was killed just then.
+def _may_be_cut_off(run: RunFolder, content: str, scheduler: Scheduler) -> bool:
+    """Return whether a run has the content of this submission and was not reported to the user."""
+    try:
+        recent = (run.path / MANIFEST).stat().st_mtime >= time.time() - REMEMBERED_SECONDS
+        if not recent or not run.is_mine:
+            return False
+        manifest = run.manifest()
+        same = manifest.get("content") == content and manifest.get("backend") == scheduler.name
+        return same and (is_open(run) or _is_unreported(run, scheduler))
+    except (OSError, UserError):
+        return False
 
-    Whoever submitted it was never told, and repeats the command.
-    """
-    submission = run.manifest().get("submission") or {}
-    return submission.get("reported") is False and bool(job_ids(run)) and _age(run) < REPEATED_SECONDS
+
+def _wait_for_report(run: RunFolder, scheduler: Scheduler) -> None:
+    """Wait until a launcher on another host has reported its run, which takes it seconds if it is alive."""
+    end = time.monotonic() + HELD_SECONDS
+    while is_open(run) or _is_unreported(run, scheduler):
+        if time.monotonic() >= end:
+            host, left = _submission_of(run).get("host"), max(1.0, ELSEWHERE_SECONDS - _age(run))
+            message = f"a launcher on {host} is submitting the same run, {run.run_id}, or was killed"
+            fix = f"if it was killed, repeat the command in {left:.0f} s: it completes that run"
+            raise error("run-busy", message, str(run.path), fix, MACHINE_LACKS)
+        time.sleep(0.5)
+
+
+def _is_unreported(run: RunFolder, scheduler: Scheduler) -> bool:
+    """Return whether the run has a job, but its launcher was killed before the user saw the job or the awaited end."""
+    submission = _submission_of(run)
+    if submission.get("reported") is not False or not job_ids(run):
+        return False
+    if not submission.get("waiting"):
+        return _age(run) < REPEATED_SECONDS
+    # On another host the launcher may wait on for days.
+    return _is_on_this_host(run) and (_age(run) < REPEATED_SECONDS or not scheduler.state(run).final)
+
+
+def _is_on_this_host(run: RunFolder) -> bool:
+    return _submission_of(run).get("host") == os.uname().nodename
 
 
 def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = False) -> None:
@@ -180,9 +207,8 @@ def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: boo
 
 def describe_without_job(run: RunFolder) -> str:
     """Describe why a run has no job."""
-    submission = run.manifest().get("submission") or {}
-    if submission.get("refused"):
-        return f"refused: {submission['refused']}"
+    if refused := _submission_of(run).get("refused"):
+        return f"refused: {refused}"
     if not is_open(run):
         return "was never submitted"
     if under_way(run):
@@ -190,41 +216,66 @@ def describe_without_job(run: RunFolder) -> str:
     return "its submission was interrupted, and it has no known job; repeat the same submit command to complete it"
 
 
-def recover_jobs(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = True) -> list[RunFolder]:
-    """Record the jobs of those runs whose submission was cut off; return the runs that have a job now.
+def recover_jobs(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = True) -> None:
+    """Record the jobs of runs whose submission was cut off.
 
-    With `settle`, the scheduler is asked again after some seconds about what was submitted just now. Raises UserError
-    (exit code 3) when it does not answer: then nobody knows.
+    With `settle`, the scheduler is queried again after some seconds about very recent submissions. Raises UserError
+    (exit code 3) if it does not answer: then nobody knows.
     """
-    waiting = list(filter(is_open, runs))
-    recovered = _recover(waiting, scheduler)
-    left = [run for run in waiting if run not in recovered]
+    left = _recover([run for run in runs if is_open(run)], scheduler)
     if settle and any(_age(run) < RECENT_SECONDS for run in left):
         time.sleep(SETTLE_SECONDS)
-        recovered += _recover(left, scheduler)
-    return recovered
+        _recover(left, scheduler)
 
 
 def _recover(runs: Sequence[RunFolder], scheduler: Scheduler) -> list[RunFolder]:
+    """Record the jobs that the scheduler has for these runs; return the runs without a new one."""
     if not runs:
         return []
     submissions = []
     for run in runs:
-        entry = run.manifest()["submission"]
+        entry = _submission_of(run)
         submissions.append(Submission(run, str(entry.get("key")), entry.get("index")))
-    recovered = []
-    for run, job in scheduler.recover(submissions).items():
-        if job not in job_ids(run):
-            record_job(run, job)
-            recovered.append(run)
-    return recovered
+    found = scheduler.recover(submissions)
+    new = {run: job for run, job in found.items() if job not in job_ids(run)}
+    for run, job in new.items():
+        record_job(run, job)
+    return [run for run in runs if run not in new]
+
+
+def cancel_study(study: StudyFolder) -> list[RunFolder]:
+    """End the jobs of a study, and return the runs that have any. Raises UserError for another user's study."""
+    need_mine(study)
+    runs = study.runs()
+    need_mine(*runs)
+    if not runs:
+        return []
+    scheduler = schedulers.of_run(runs[0])
+    recover_cut_off(runs, scheduler)
+    submitted = list(filter(job_ids, runs))
+    if submitted:
+        cancel_runs(submitted, scheduler)
+    return submitted
+
+
+def cancel_runs(runs: Sequence[RunFolder], scheduler: Scheduler) -> None:
+    """End every job of these runs, and keep further attempts from beginning.
+
+    Slurm forgets a job that ended before it began, so the manifest records that it was cancelled.
+    """
+    before = scheduler.states(runs)
+    for run in runs:
+        forbid_more(run)
+    scheduler.cancel(runs)
+    for run, state in zip(runs, before, strict=True):
+        if not state.final:
+            run.update(cancelled=now())
 
 
 def _age(run: RunFolder) -> float:
-    """Return the seconds since the run's submission began; never below zero, whatever the clocks say."""
-    submission = run.manifest().get("submission") or {}
-    begun = submission.get("begun")
+    """Return the seconds since the run's submission began; never below zero, even if clocks disagree."""
     try:
-        return max(0.0, time.time() - datetime.fromisoformat(str(begun)).timestamp())
+        begun = datetime.fromisoformat(str(_submission_of(run).get("begun")))
+        return max(0.0, time.time() - begun.timestamp())
     except (ValueError, OverflowError):
         return ELSEWHERE_SECONDS

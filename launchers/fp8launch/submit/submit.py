@@ -1,185 +1,293 @@
-"""From a recipe's name to a submitted run."""
+"""Submit runs so that nothing is submitted twice, and repeating the command completes an interrupted submission.
+
+A single run and the runs of a study take the same path. Every run folder is made before its job is submitted, and its
+manifest has the key of the submission. A run with a submission and without a job was cut off in between: the scheduler
+is queried for the key before anything is submitted again.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import secrets
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import UserError, error
-from fp8launch.job.build_job import UNPLACED, placed, plan, probe_runtime
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
-from fp8launch.job.reserved_env import missing_secrets
-from fp8launch.job.resolved import engine_record, phase_entry, recipe_digest, resolved_recipe, resolved_yaml
 from fp8launch.rundir.atomic_io import Busy, held
-from fp8launch.rundir.attempts import SURVIVE
-from fp8launch.rundir.registry import job_ids, remember_root
-from fp8launch.rundir.run_dir import MANIFEST, RunFolder, create_run_folder
+from fp8launch.rundir.registry import job_ids, need_mine, remember_root
+from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder
+from fp8launch.rundir.study import StudyFolder, add_points, create_study, locked
 from fp8launch.rundir.trust import need_safe_root
-from fp8launch.schedulers.base import Scheduler
-from fp8launch.schedulers.environment import clean_environment
-from fp8launch.secrets import redacted, refuse_secrets
-from fp8launch.submit.provenance import Origin, image_record, origin_of
-from fp8launch.submit.stored_checkpoints import checkpoint_links
+from fp8launch.schedulers.base import SUBMIT_LIMIT, Scheduler
+from fp8launch.secrets import refuse_secrets
+from fp8launch.submit.grid import Point, point_key, run_name, study_id
+from fp8launch.submit.new_run import Origin, make_run, new_run_id, origin, plan_run
 from fp8launch.submit.submission import (
     HELD_SECONDS,
-    content_key,
     find_cut_off,
     new_submission,
+    next_key,
     now,
     recover_jobs,
-    submit_job,
+    submit_under,
 )
-from fp8launch.submit.supervisor_plan import survival_text
+from fp8launch.wording import counted
+
+# The states of runs that `--retry-failed` submits again.
+RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted"))
 
 
-def new_run_id(name: str) -> str:
-    return f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+@dataclass(frozen=True)
+class GridPoint:
+    """A run that is prepared and checked; `job` is the job that was checked."""
+
+    point: Point
+    prepared: Prepared
+    checked: dict[str, Any] | None = None
+    job: Job | None = None
+
+    @property
+    def key(self) -> str:
+        return point_key(self.point, self.prepared)
+
+    @property
+    def run_name(self) -> str:
+        return run_name(self.point, self.prepared.loaded.recipe.name, self.key)
+
+    def as_json(self) -> dict[str, Any]:
+        need = self.prepared.loaded.recipe.resources
+        return {
+            "run": self.run_name,
+            "point": self.point.label,
+            "nodes": need.nodes,
+            "gpus_per_node": need.gpus_per_node,
+            "gpu": need.gpu,
+            "global_batch": self.prepared.layout.global_batch,
+            "time": need.time,
+            "gpu_hours": self.prepared.gpu_hours_at_most,
+        }
 
 
-def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Scheduler, job: Job | None = None) -> Job:
-    """Return the job of a run that will really be submitted, in its run folder.
-
-    `job` is the one that was checked. None plans it: runtime probed, image and mounts checked.
-    """
-    recipe = prepared.loaded.recipe
-    if missing := list(missing_secrets(prepared.loaded, os.environ)):
-        raise UserError(missing)
-    if recipe.survive.attempts > 1 and not scheduler.capabilities.resumes:
-        raise error(
-            f"{scheduler.name}-attempts",
-            f"survive.attempts is {recipe.survive.attempts}, but the {scheduler.name} backend starts each run only "
-            "once",
-            prepared.loaded.where("survive", "attempts"),
-            "remove it, or submit to Slurm",
-        )
-    job = placed(job or _plan(prepared, cluster, scheduler), folder, cluster)
-    scheduler.validate(job)
-    return job
+def single(prepared: Prepared, checked: dict[str, Any] | None = None, job: Job | None = None) -> GridPoint:
+    """Return a run that belongs to no grid."""
+    return GridPoint(Point(prepared.loaded.recipe.name, None), prepared, checked, job)
 
 
-def _plan(prepared: Prepared, cluster: Cluster, scheduler: Scheduler) -> Job:
-    runtime: Runtime = "none"
-    if prepared.loaded.recipe.container.image is not None:
-        runtime = probe_runtime(cluster, clean_environment())
-        if runtime == "pyxis" and not scheduler.capabilities.pyxis:
-            runtime = "none"
-    return plan(prepared, cluster, UNPLACED, runtime=runtime)
+@dataclass
+class Outcome:
+    """The result of a submission: new runs, runs that already had a job, and the number of calls to the scheduler."""
+
+    study: StudyFolder
+    submitted: list[RunFolder] = field(default_factory=list)
+    present: list[RunFolder] = field(default_factory=list)
+    calls: int = 0
 
 
-def submit(
-    prepared: Prepared,
-    cluster: Cluster,
-    root: Path,
-    scheduler: Scheduler,
-    checked: dict[str, Any] | None = None,
-    job: Job | None = None,
-) -> RunFolder:
-    """Make the run folder and submit its job. The folder is kept when the scheduler refuses, for the error to name.
+def identify(points: Sequence[GridPoint], name: str | None) -> str:
+    """Return the id of the study that these points make."""
+    first = points[0].prepared.loaded.recipe.name
+    return name or study_id(first, [p.key for p in points])
 
-    A submission of the same that was cut off is completed instead. `checked` is what the check found, for the manifest;
-    `job` the job that it planned.
+
+def submit_run(one: GridPoint, cluster: Cluster, root: Path, scheduler: Scheduler) -> RunFolder:
+    """Submit a single run, or complete a submission of the same run that was cut off.
+
+    If the scheduler refuses, the run folder is kept for the error to name.
     """
     need_safe_root(root, cluster.trust_run_root)
-    name = prepared.loaded.recipe.name
-    content = content_key(prepared)
-    cut_off = find_cut_off(root, name, content, scheduler)
-    folder = cut_off.path if cut_off else root / new_run_id(name)
+    name = one.prepared.loaded.recipe.name
+    cut_off = find_cut_off(root, name, one.key, scheduler)
+    run = cut_off or RunFolder(root / new_run_id(name))
+    entries = {"check": one.checked, "content": one.key, "submission": new_submission(run.run_id)}
+    batch = _Batch(cluster, scheduler, lambda _: entries)
     try:
-        with held(folder, HELD_SECONDS) if cut_off else nullcontext():
-            if cut_off and (recover_jobs([cut_off], scheduler) or job_ids(cut_off)):
-                return cut_off
-            job = plan_run(prepared, cluster, folder, scheduler, job)
-            entries = {"check": checked, "content": content, "submission": new_submission(folder.name)}
-            came_from = origin(prepared, scheduler)
-            run = make_run(prepared, cluster, job, scheduler, came_from, replace=bool(cut_off), **entries)
+        with held(run.path, HELD_SECONDS) if cut_off else nullcontext():
+            missing = batch.make_folders([(one, run)])
         remember_root(root)
-        with held(folder, HELD_SECONDS):
-            submit_job(run, job, scheduler)
+        if missing:
+            with held(run.path, HELD_SECONDS):
+                for _ in batch.submit(missing):
+                    pass
     except Busy:
-        raise error(
-            "run-busy", f"another launcher is submitting {folder.name}", str(folder), "retry in a minute", 3
-        ) from None
+        message = f"another launcher is submitting {run.run_id}"
+        raise error("run-busy", message, str(run.path), "retry in a minute", 3) from None
     return run
 
 
-def origin(prepared: Prepared, scheduler: Scheduler) -> Origin:
-    """Return where a run of this recipe comes from, for its manifest."""
-    return origin_of(prepared.loaded.files[-1], scheduler.version())
-
-
-def make_run(
-    prepared: Prepared,
+def submit_study(
+    points: Sequence[GridPoint],
     cluster: Cluster,
-    job: Job,
+    root: Path,
     scheduler: Scheduler,
-    origin: Origin,
-    replace: bool = False,
-    **entries: Any,
-) -> RunFolder:
-    """Make the run folder of a planned job, without the scheduler's answer; `entries` go into its manifest."""
-    folder = Path(job.folder or "")
-    name, text = scheduler.script(job)
-    files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
-    manifest = {**_manifest(prepared, cluster, job, scheduler, origin), **entries}
-    owner = {"run": folder.name, "recipe": recipe_digest(prepared), "created": manifest["created"]}
-    survival = survival_text(prepared.loaded, prepared.args, cluster, job, scheduler.capabilities, owner)
-    if survival is not None:
-        files[SURVIVE] = survival
-    refuse_secrets({**files, MANIFEST: json.dumps(manifest)}, job.secrets)
-    if origin.diff:
-        files["git.diff"] = redacted(origin.diff, job.secrets)
-    links = checkpoint_links(prepared.loaded.recipe, cluster, folder)
-    if links:
-        manifest["storage"] = {name: str(target) for name, target in links.items()}
-    try:
-        return create_run_folder(folder.parent, folder.name, files, manifest, replace, links)
-    except BaseException:
-        for target in links.values():
-            target.rmdir()
-        raise
+    *,
+    name: str | None = None,
+    retry: bool = False,
+    max_running: int | None = None,
+    left_out: Sequence[tuple[Point, str]] = (),
+    between: Callable[[RunFolder], object] | None = None,
+    progress: Callable[[Sequence[GridPoint], str], Iterable[GridPoint]] = lambda items, _: items,
+) -> Outcome:
+    """Submit every point of a grid that has no job yet; with `retry`, also points whose run failed.
+
+    `left_out` are points that failed the check, with the reason: the study lists them, and nothing of them is
+    submitted. `between` is called after each submission to a scheduler that runs one job at a time; it waits for the
+    run to end.
+    """
+    record = _record(points)
+    refuse_secrets({STUDY: json.dumps(record)})
+    need_safe_root(root, cluster.trust_run_root)
+    study = create_study(root, identify(points, name), record)
+    remember_root(root)
+    outcome = Outcome(study)
+    # A study whose runs go one at a time is locked for hours, so do not wait for it.
+    patience = 0.0 if scheduler.capabilities.one_run_at_a_time else HELD_SECONDS
+    wanted = [(one, study.run(one.run_name)) for one in points]
+
+    def entries(one: GridPoint) -> dict[str, Any]:
+        place = {"name": study.study_id, "point": dict(one.point.values), "repeat": one.point.repeat}
+        return {"study": place, "check": one.checked}
+
+    batch = _Batch(cluster, scheduler, entries, study, retry, max_running)
+    with locked(study, patience):
+        add_points(study, record["points"], [_left_out(point, why) for point, why in left_out])
+        missing = batch.make_folders(wanted, progress)
+        without_job = {run for run, _ in missing}
+        outcome.present += [run for _, run in wanted if run not in without_job]
+        try:
+            for part in batch.submit(missing):
+                outcome.calls += 1
+                outcome.submitted += [run for run, _ in part]
+                if between is not None:
+                    between(part[0][0])
+        except UserError as exc:
+            count = f"{len(outcome.submitted)} of {counted(len(missing), 'run')} submitted"
+            problems = [replace(one, message=f"{one.message} ({count})") for one in exc.problems]
+            raise UserError(problems, exc.exit_code) from None
+    return outcome
 
 
-def _manifest(prepared: Prepared, cluster: Cluster, job: Job, scheduler: Scheduler, origin: Origin) -> dict[str, Any]:
-    recipe = prepared.loaded.recipe
-    host, image, runtime = None, None, None
-    if scheduler.capabilities.on_this_machine:
-        host = os.uname().nodename
-    if job.container:
-        image, runtime = job.container.image, job.container.runtime
-    return {
-        "format": 1,
-        "run_id": Path(job.folder or "").name,
-        "name": recipe.name,
-        "created": now(),
-        "backend": scheduler.name,
-        "host": host,
-        "jobs": [],
-        "command": sys.argv[1:],
-        "recipe": resolved_recipe(prepared),
-        "recipe_files": list(map(str, prepared.loaded.files)),
-        "engine": engine_record(prepared, job),
-        "megatron": {"version": prepared.args.version, "argv": list(prepared.args.argv)},
-        "arguments": prepared.args.recorded,
-        "phases": list(map(phase_entry, prepared.phases)),
-        "layout": asdict(prepared.layout),
-        "gpu": recipe.resources.gpu,
-        "environment": dict(job.environment),
-        "secrets": list(job.secrets),
-        "slurm": dict(job.slurm),
-        "cluster": cluster.name or None,
-        "python": job.python,
-        "image": image_record(image),
-        "runtime": runtime,
-        "git": origin.git,
-        "versions": origin.versions,
-    }
+Group = list[tuple[RunFolder, Job]]
+
+
+@dataclass
+class _Batch:
+    """Runs that are submitted together. The caller holds their folders, or their study.
+
+    `entries` returns more entries for the manifest of a new run. `study` is None for a single run.
+    """
+
+    cluster: Cluster
+    scheduler: Scheduler
+    entries: Callable[[GridPoint], dict[str, Any]]
+    study: StudyFolder | None = None
+    retry: bool = False
+    max_running: int | None = None
+    # Points of one recipe come from the same code.
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    def make_folders(
+        self,
+        wanted: Sequence[tuple[GridPoint, RunFolder]],
+        progress: Callable[[Sequence[GridPoint], str], Iterable[GridPoint]] = lambda items, _: items,
+    ) -> Group:
+        """Make the folders of runs that have no job, and return these runs with their jobs."""
+        there = {run: None for _, run in wanted if (run.path / MANIFEST).is_file()}
+        need_mine(*there)
+        recover_jobs(list(there), self.scheduler)
+        again = _failed(list(there), self.scheduler) if self.retry else set()
+        missing: Group = []
+        shown = progress([one for one, _ in wanted], "making run folders")
+        for one, (_, run) in zip(shown, wanted, strict=True):
+            if run in there and job_ids(run) and run not in again:
+                continue
+            job = plan_run(one.prepared, self.cluster, run.path, self.scheduler, one.job)
+            if run not in again:
+                # The folder of a run without a job is made again, as this command describes it.
+                self._make_folder(one, job, replace=run in there)
+            missing.append((run, job))
+        return missing
+
+    def _make_folder(self, one: GridPoint, job: Job, replace: bool) -> None:
+        recipe = one.point.recipe
+        if recipe not in self.origins:
+            self.origins[recipe] = origin(one.prepared, self.scheduler)
+        entries = self.entries(one)
+        make_run(one.prepared, self.cluster, job, self.scheduler, self.origins[recipe], replace, **entries)
+
+    def submit(self, missing: Group) -> Iterator[Group]:
+        """Submit runs; yield the runs of each call to the scheduler."""
+        groups = [[one] for one in missing]
+        if len(missing) > 1 and self.scheduler.capabilities.arrays and self.cluster.arrays:
+            positions = self.scheduler.array_groups([job for _, job in missing])
+            groups = [[missing[position] for position in members] for members in positions]
+        for group in groups:
+            yield from self._submit_group(group)
+
+    def _submit_group(self, group: Group) -> Iterator[Group]:
+        """Submit runs as one array, or in halves while the array exceeds the user's limit of jobs."""
+        if len(group) == 1 or self.study is None:
+            ((run, job),) = group
+            key = next_key(run)
+            submit_under(key, [run], lambda: [self.scheduler.submit(job, run, key)])
+            yield group
+            return
+        folder = self.study.path
+        # As for a single run, no earlier array has this key, not even one of a removed study of this name.
+        key = f"{self.study.study_id}.{len(list(folder.glob('arrays/*.txt')))}-{secrets.token_hex(3)}"
+        runs = [run for run, _ in group]
+        try:
+            submit_under(key, runs, lambda: self.scheduler.submit_array(group, key, folder, self.max_running))
+        except UserError as exc:
+            if exc.problems[0].code != SUBMIT_LIMIT:
+                raise
+            half = len(group) // 2
+            yield from self._submit_group(group[:half])
+            yield from self._submit_group(group[half:])
+        else:
+            yield group
+
+
+def _record(points: Sequence[GridPoint]) -> dict[str, Any]:
+    """Return the content of a new `study.json`."""
+    planned = [
+        {
+            "run": one.run_name,
+            "key": one.key,
+            "recipe": one.point.recipe,
+            "nodes": one.prepared.loaded.recipe.resources.nodes,
+            "values": dict(one.point.values),
+            "repeat": one.point.repeat,
+        }
+        for one in points
+    ]
+    return {"format": 1, "created": now(), "command": sys.argv[1:], "points": planned}
+
+
+def _left_out(point: Point, why: str) -> dict[str, Any]:
+    label = re.sub(r"[^A-Za-z0-9_.=-]+", "_", point.label)
+    entry = {"run": label, "recipe": point.recipe, "nodes": point.nodes, "values": dict(point.values)}
+    return {**entry, "repeat": point.repeat, "why": why}
+
+
+def _failed(runs: Sequence[RunFolder], scheduler: Scheduler) -> set[RunFolder]:
+    """Return the runs that `--retry-failed` submits again."""
+    started = [run for run in runs if job_ids(run)]
+    states = zip(started, scheduler.states(started), strict=True)
+    return {run for run, state in states if state.status in RETRIED or state.dropped}
+
+
+def require_wait(points: Sequence[GridPoint], scheduler: Scheduler, wait: bool) -> None:
+    """Refuse a grid that nobody would continue: if runs go one at a time, this command must start each next one."""
+    if scheduler.capabilities.one_run_at_a_time and len(points) > 1 and not wait:
+        message = (
+            f"the {scheduler.name} backend runs the points of a grid one at a time, so this command must keep running"
+        )
+        raise error(f"{scheduler.name}-study", message, f"--backend {scheduler.name}", "add --wait")

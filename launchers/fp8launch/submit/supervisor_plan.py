@@ -9,18 +9,17 @@ from typing import Any
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.engines.base import EngineArguments
-from fp8launch.injob.supervisor.attempt_log import PLAN
-from fp8launch.injob.supervisor.retry_policy import RULES, with_overrides
+from fp8launch.injob.supervisor.retry_policy import RULES
 from fp8launch.job.build_job import continue_by, stop_before
 from fp8launch.job.job import Job
-from fp8launch.job.job_comment import text_in
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
-from fp8launch.schedulers.base import Capabilities, ContinueBy
+from fp8launch.recipe.sections import Rewind
+from fp8launch.schedulers.base import Capabilities, ContinueBy, Scheduler
 from fp8launch.untyped import as_int
 
-SURVIVE = PLAN
-HANG_AFTER = 1800
+# The shortest silence, in seconds, after which a training counts as hung unless the recipe says otherwise.
+_HANG_AFTER = 1800
 
 
 def survival_text(
@@ -28,14 +27,15 @@ def survival_text(
     args: EngineArguments,
     cluster: Cluster,
     job: Job,
-    capabilities: Capabilities,
+    scheduler: Scheduler,
     owner: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Return the content of `survive.json`; None where no attempt can follow: no checkpoints, or no way to start one.
+    """Return the content of `survive.json`; None if no attempt can follow: no checkpoints, or no way to start one.
 
-    `capabilities` are the scheduler's. `owner` identifies the run as the owner of its checkpoints. Raises UserError for
-    a rule about a cause that does not exist.
+    `owner` identifies the run as the owner of its checkpoints. Raises UserError for a rule about a cause that does not
+    exist.
     """
+    capabilities = scheduler.capabilities
     if job.survival is None or not capabilities.resumes:
         return None
     recipe = loaded.recipe
@@ -52,66 +52,60 @@ def survival_text(
         "hang": hang_plan(recipe, args),
         "health": health_plan(recipe, args, job),
         "keep": recipe.checkpoint.keep,
-        "comment": text_in(dict(job.slurm).get("comment")),
-        "continue_by": _way(cluster, capabilities),
+        "continue_by": _continue_by(cluster, capabilities),
         "rules": _rules(cluster, recipe, capabilities),
         "owner": owner,
         "continues_another": recipe.continues_its_folder,
         "trust_run_root": cluster.trust_run_root,
+        **scheduler.plan_for_supervisor(job),
     }
     if capabilities.time_limits:
         plan["limit"] = int(recipe.resources.hours * 3600)
     return json.dumps(plan, indent=1) + "\n"
 
 
-def _way(cluster: Cluster, capabilities: Capabilities) -> ContinueBy:
-    """How another attempt comes about: as the profile says, where the scheduler can."""
+def _continue_by(cluster: Cluster, capabilities: Capabilities) -> ContinueBy:
+    """Return how another attempt starts: as the profile says, if the scheduler can."""
     preferred = continue_by(cluster)
-    for way in capabilities.continue_by:
-        if way == preferred:
-            return way
-    return capabilities.continue_by[0]
+    return next((way for way in capabilities.continue_by if way == preferred), capabilities.continue_by[0])
 
 
 def _rules(cluster: Cluster, recipe: Recipe, capabilities: Capabilities) -> dict[str, str]:
-    """The actions by cause. No node is excluded where there is only one."""
-    rules = with_overrides({**cluster.rules, **recipe.survive.rules})
-    if capabilities.several_nodes:
-        return rules
-    for cause, action in rules.items():
-        if action == "exclude":
-            rules[cause] = "go-on"
+    """Return the actions by cause. If there is only one node, it is not excluded."""
+    rules = {**RULES, **cluster.rules, **recipe.survive.rules}
+    if not capabilities.several_nodes:
+        rules = {cause: "go-on" if action == "exclude" else action for cause, action in rules.items()}
     return rules
 
 
 def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
-    """How long a log may stay silent before the hang watchdog acts, in seconds; None for a run that is not watched.
+    """Return the seconds that a log may stay silent before the hang watchdog acts; None for a run that is not watched.
 
-    Where the user states no number: longer than the time-out of Megatron's collectives, which names the one that
-    hangs and ends the training by itself, and as long as from one line to the next with an evaluation between them.
+    By default it waits longer than the timeout of Megatron's collectives, which ends the training and names the
+    collective that hangs, and longer than from one log line to the next with an evaluation between them.
     """
     stated = recipe.survive.hang_after
     if stated == 0 or (stated is None and args.attributes.get("full_validation")):
-        return None  # how long the whole validation set takes, nobody can say
+        return None  # nobody can say how long the whole validation set takes
     between = _number(args, "log_interval", 100)
-    after = stated or max(HANG_AFTER, 2 * 60 * _number(args, "distributed_timeout_minutes", 10))
+    after = stated or max(_HANG_AFTER, 2 * 60 * _number(args, "distributed_timeout_minutes", 10))
     quiet = between + 2 * _number(args, "eval_iters", 100)  # validation, and at the end the test
     return {
         "after": after,
         "stated": stated is not None,
         "quiet": quiet,
-        "start": 2 * max(after, HANG_AFTER) + 60 * between,
+        "start": 2 * max(after, _HANG_AFTER) + 60 * between,
     }
 
 
 def health_plan(recipe: Recipe, args: EngineArguments, job: Job) -> dict[str, Any] | None:
-    """What the job does about broken training; None for a recipe without actions."""
+    """Return the job's actions on broken training; None for a recipe without actions."""
     actions: dict[str, Any] = {}
     for code, action in recipe.health.actions.items():
-        if action == "stop":
-            actions[code] = "stop"
-        elif action != "continue":
+        if isinstance(action, Rewind):
             actions[code] = {"rewind": action.rewind}
+        elif action != "continue":
+            actions[code] = action
     if not actions or job.survival is None:
         return None
     return {
@@ -126,9 +120,7 @@ def health_plan(recipe: Recipe, args: EngineArguments, job: Job) -> dict[str, An
 
 def _number(args: EngineArguments, name: str, default: int) -> int:
     value = as_int(args.attributes.get(name))
-    if value is None:
-        return default
-    return value
+    return default if value is None else value
 
 
 def _refuse_unknown_causes(rules: Mapping[str, str], where: str) -> None:

@@ -13,16 +13,16 @@ from support import only, refused
 
 from fp8launch.check import memory
 from fp8launch.check.resolved_run import resolve_run
-from fp8launch.cli.check_summary import summary
+from fp8launch.check.summary import summary
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO
-from fp8launch.job.batch_script import batch_script
 from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.accelerate import engine
 from fp8launch.plugins.accelerate.engine import READ
+from fp8launch.plugins.tune.candidates import Prediction, predict
 from fp8launch.rundir.run_dir import create_run_folder
-from fp8launch.tuning.candidates import Prediction, predict
+from fp8launch.schedulers.slurm.batch_script import batch_script
 
 PEER = "peers/zero_torchao"
 
@@ -82,6 +82,7 @@ def test_one_option_turns_it_to_bf16() -> None:
         (["model.normalization=LayerNorm"], "not-in-accelerate", ["LayerNorm", "use RMSNorm"], ANSWER_IS_NO),
         (["launch.tensor_stats=5"], "no-such-evidence", ["tensor statistics"], 2),
         (["launch.script=/m/train.py"], "key-of-other-engine", ["launch.script"], 2),
+        (["megatron_extra.fork=1"], "key-of-other-engine", ["megatron_extra"], 2),
     ],
 )
 def test_what_it_cannot_do_is_refused(settings: list[str], code: str, words: list[str], exit_code: int) -> None:

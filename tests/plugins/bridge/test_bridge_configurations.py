@@ -22,7 +22,7 @@ import pytest
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.bridge.fields import attribute_of
-from fp8launch.submit.recipe_diff import differences
+from fp8launch.plugins.diff.differences import differences
 
 TOOL = Path(__file__).parents[3] / "tools" / "bridge_configuration.py"
 MODULE = runpy.run_path(str(TOOL))

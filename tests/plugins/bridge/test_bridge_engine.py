@@ -16,13 +16,14 @@ from fp8launch.cli import run
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
-from fp8launch.megatron.memory import TIGHT, estimate
+from fp8launch.megatron.memory import LIMIT, estimate
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.attributes import PARTS, of_recipe, with_settings
 from fp8launch.plugins.bridge.engine import TASKS, TRAINED_RELEASES
 from fp8launch.plugins.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
 from fp8launch.plugins.bridge.index import recipes_of
 from fp8launch.plugins.bridge.published import recipe_of, rows
+from fp8launch.recipe.load import load_recipe
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 OLDER = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_v1_config"
@@ -60,7 +61,7 @@ def test_a_name_is_a_recipe() -> None:
         "--step=megatron.bridge.training.gpt_step:forward_step",
         "--release=0.6.0",
     ]
-    # Recipes save into a folder of their own unless they are told not to.
+    # Recipes save into their own folder unless configured otherwise.
     assert argv(one)[3:] == ["checkpoint.save=null"]
 
 
@@ -108,8 +109,14 @@ def test_rules_of_megatron_core_hold_for_bridge(recipe: str, sets: list[str], co
     assert code in {p.code for p in check(prepare(recipe, sets), layers=("rules",)).problems}
 
 
+def test_a_recipe_of_an_engine_is_named_by_keys_instead(write: Write) -> None:
+    problem = only(refused(load_recipe, write("r.yaml", "extends: [bridge:llama3_8b]\n")))
+    assert "only files can be extended" in problem.message
+    assert "write `engine: bridge` and `bridge: {recipe: llama3_8b}`" in (problem.fix or "")
+
+
 def test_the_model_of_a_recipe_is_the_packs_with_all_that_it_extends() -> None:
-    """Llama 3.1 405B is a part that extends that of 8B."""
+    """The part of Llama 3.1 405B extends the part of 8B."""
     one = prepare("bridge:llama31_405b_pretrain_1024gpu_h100_fp8cs_config")
     assert one.args.attributes["num_query_groups"] == 8
     assert one.args.attributes["vocab_size"] == 128256
@@ -220,7 +227,7 @@ def test_a_recipe_of_an_older_release_is_a_function_with_arguments() -> None:
     assert "--arguments=config_variant=v1,precision=fp8_cs" in argv(one)
     assert one.args.version == "0.18.0"
     assert one.loaded.recipe.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    # The field had another name; what its launcher set beside the recipe is set.
+    # The field had another name; the settings that its launcher added to the recipe are set.
     assert "dataset.sequence_length=4096" in argv(one)
     assert "optimizer.overlap_param_gather_with_optimizer_step=true" in argv(one) and "train.manual_gc=true" in argv(
         one
@@ -251,7 +258,7 @@ def test_the_check_says_what_is_read_from_the_hub(sets: list[str], warned: bool)
 
 
 def test_files_that_bridge_reads_must_exist(tmp_path: Path) -> None:
-    """They ended the job after its wait in the queue, as those of Megatron-LM's flags would."""
+    """Such mistakes ended the job after its wait in the queue, as mistakes in Megatron-LM's flags would."""
     folder, prefix = str(tmp_path), f"{tmp_path}/docs"
     (tmp_path / "config.json").write_text("{}")
     for end in ("bin", "idx"):
@@ -365,7 +372,7 @@ def test_every_run_that_nvidia_publishes_fits_by_the_estimate() -> None:
         parts[row.number] = found.total / (GPUS[recipe.gpu].memory_gib * 2**30)
     assert len(parts) == 100
     assert max(parts.values()) < 0.97
-    assert sum(part > TIGHT for part in parts.values()) == 12
+    assert sum(part > LIMIT for part in parts.values()) == 12
 
 
 def test_a_release_may_read_less_of_a_model() -> None:
@@ -485,7 +492,7 @@ def test_the_figure_that_nvidia_publishes_stands_beside_its_recipe() -> None:
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str], home: object) -> None:
-    assert run(["submit", LLAMA, "--dry-run", "--set", "train.train_iters=50"]) == 0
+    assert run(["submit", LLAMA, "--backend", "sbatch", "--dry-run", "--set", "train.train_iters=50"]) == 0
     script = capsys.readouterr().out
     assert 'plugins/bridge/injob/bridge.py"' in script or "--worker=bridge.py" in script
     assert "train.train_iters=50" in script and "NVTE_FWD_LAYERNORM_SM_MARGIN=20" in script
@@ -493,6 +500,7 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], home: object) -> None:
     assert json.loads(capsys.readouterr().out)["parameters"]["total"] == 8_030_261_248
 
 
+@pytest.mark.needs_plugin("diff")
 def test_diff_with_a_recipe_of_the_pack_compares_what_both_know(
     capsys: pytest.CaptureFixture[str], home: object
 ) -> None:
@@ -513,3 +521,23 @@ def test_null_takes_the_virtual_stages_of_a_recipe_away(key: str) -> None:
     without = prepare(name, [f"{key}=null"])
     assert without.layout.vp == 1
     assert "model.virtual_pipeline_model_parallel_size=null" in without.args.argv
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (("--seeds", "1,2"), (1, 2)),
+        (("--repeat", "2", "--vary-seed"), (1234, 1235)),
+        (("--repeat", "2", "--vary-seed", "--set", "rng.seed=7"), (7, 8)),
+    ],
+)
+def test_seeds_of_a_bridge_recipe_are_in_its_own_field(
+    words: tuple[str, ...], seeds: tuple[int, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`--set megatron.seed=1` was refused, with the advice to write Bridge's fields."""
+    recipe = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
+    assert (
+        run(["submit", recipe, "--run-root", str(tmp_path), "--backend", "sbatch", "--dry-run", "--json", *words]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)["points"]
+    assert [point["point"] for point in found] == [f"seed={seed}, repeat 1" for seed in seeds]

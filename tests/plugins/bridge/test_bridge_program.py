@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import train_jobs
 
-from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.plugins.bridge.engine import TRAINED_RELEASES
-from fp8launch.plugins.bridge.injob import bridge, bridge_release
+from fp8launch.plugins.bridge.injob import absent_packages, bridge, bridge_release
 
 RECIPE = "megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
 OPTIONS = [f"--recipe={RECIPE}", "--step=megatron.bridge.training.gpt_step:forward_step", "--release=0.6.0"]
@@ -108,7 +107,7 @@ def test_arguments_of_a_recipe_of_older_releases() -> None:
 
 
 def test_a_package_without_the_scripts_says_so(tmp_path: Path) -> None:
-    """Recipes up to 0.5 lie in scripts/performance beside `src`, which no wheel has."""
+    """Recipes up to 0.5 are in scripts/performance next to `src`, which no wheel contains."""
     package = tmp_path / "src" / "megatron" / "bridge"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""Compare the forward pass of a Hugging Face model with that of Megatron's, on the CPU: `... MODEL CHECKPOINT DTYPE`.
+"""Compare the forward passes of a Hugging Face model and Megatron's model on the CPU: `... MODEL CHECKPOINT DTYPE`.
 
 Prints the largest difference of two logits, and the largest logit.
 """

@@ -22,7 +22,7 @@ from fp8launch.injob.supervisor.checkpoint_owner import claim
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.convert.conversion import conversion
+from fp8launch.plugins.convert.conversion import Conversion, conversion, recipe_of
 from fp8launch.plugins.convert.injob.checks import _SETTINGS
 
 Ask = Callable[..., Any]
@@ -72,6 +72,12 @@ def test_the_job_gets_the_layout_and_absolute_paths(ask: Ask, model: Path, tmp_p
     for word in ("hf-to-megatron", f"--model={model}", f"--out={tmp_path}/out", "--dtype=fp32", "--tp=2", "--pp=2"):
         assert word in out
     assert "plugins/convert/injob/convert.py" in out and not (tmp_path / "out").exists()
+
+
+def test_a_digest_that_looks_like_a_number_stays_text() -> None:
+    wanted = Conversion("hf-to-megatron", "a/b", Path("out"), None, None, "567e354173013886")
+    recipe = recipe_of(wanted, {"tp": 1, "pp": 1, "ep": 1}, "cpu", None, ())
+    assert recipe.tree.plain()["convert"]["fingerprint"] == "567e354173013886"
 
 
 def test_sixteen_processes_are_two_nodes_and_twelve_are_refused(ask: Ask, model: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --qk-layernorm --kv-channels 16",
     ),
 }
-# Its settings are those of SIZES, but for these.
+# Its settings equal SIZES, except for these.
 TRAINING = [*train_jobs.MOCK, *shlex.split("--rotary-base 500000 --norm-epsilon 1e-5 --vocab-size 511 --lr 5e-3")]
 # Rounding of bf16 in two orders of summation: units in the last place of the largest logit.
 BF16_STEPS = 4
@@ -112,7 +112,7 @@ def logits(model: Path, checkpoint: Path, dtype: str = "bf16") -> tuple[float, f
 
 
 def agree(name: str, model: Path, checkpoint: Path) -> None:
-    """The same weights have the same logits, computed in fp32 and, but for a router's ties, in bf16."""
+    """The same weights have the same logits, computed in fp32 and, except for ties in a router, in bf16."""
     difference, largest = logits(model, checkpoint, "fp32")
     assert largest > 0.5 and difference < 1e-5 * largest
     if name == "llama":

@@ -258,7 +258,7 @@ def test_a_training_command_under_an_unknown_condition_is_told() -> None:
 def test_one_of_two_training_commands_is_taken_and_the_other_told() -> None:
     script = "a.py --num-layers 2 --bf16 --swiglu\nb.py --num-layers 4 --bf16 --swiglu --lr 1"
     assert argv(script)[1] == "4"
-    assert "job.sh:1: another training command was not imported; the one of line 2 was" in told(script)
+    assert "job.sh:1: another training command was not imported; the one in line 2 was" in told(script)
 
 
 def test_arrays_without_a_command_are_taken_and_told() -> None:

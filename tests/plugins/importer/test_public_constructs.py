@@ -86,7 +86,7 @@ python -m torch.distributed.run pretrain_gpt.py --tensor-model-parallel-size $TP
     --pipeline-model-parallel-size ${PP} --wandb-exp-name "${NAME}"
 """,
         "--tensor-model-parallel-size 16 --pipeline-model-parallel-size 4 --wandb-exp-name figure_pp_4_tp_16",
-        [],
+        ["import-setup"],
     ),
     "an-array-for-each-kind": (
         """

@@ -70,15 +70,14 @@ CASES = {
             "resources": {"nodes": 48, "gpus_per_node": 8, "time": "100:00:00", "cpus_per_task": 64},
             "megatron.rampup_batch_size": [192, 16, 9765625],
         },
-        ("no flag --zero-stage", "no choice 'alibi'", "`--kill-switch-path $SWITCH` is omitted", "--account"),
+        ("--zero-stage", "no choice 'alibi'", "`--kill-switch-path $SWITCH` is omitted", "--account"),
         ("import-other-command",),
         1,
     ),
     "deepspeed_tokens.sh": Expected(
         {"model.num_experts": 64, "resources": {"nodes": 8, "gpus_per_node": 8}, "precision": {"recipe": "fp16"}},
-        ("no flag --train-tokens", "no flag --moe-expert-parallel-size", "no flag --deepspeed"),
+        ("--train-tokens", "--moe-expert-parallel-size", "--deepspeed"),
         ("import-other-command", "import-condition"),
-        1,
     ),
     "mpirun_in_pbs.sh": Expected(
         {
@@ -86,9 +85,8 @@ CASES = {
             "resources": {"nodes": 4, "gpus_per_node": 8},
             "env": {"NCCL_DEBUG": "WARN"},
         },
-        ("no flag --use-mpi",),
+        ("--use-mpi",),
         ("import-resources",),
-        1,
     ),
     "prefix_and_resume.sbatch": Expected(
         {
@@ -97,9 +95,8 @@ CASES = {
             "resources": {"nodes": 16, "gpus_per_node": 4},
             "train": {"lr": 1e-4},
         },
-        ("`COMMAND=... --mock-data` is omitted", "`COMMAND=... --profile` is omitted", "no flag --xielu"),
+        ("`COMMAND=... --mock-data` is omitted", "`COMMAND=... --profile` is omitted", "--xielu"),
         ("was not read",),
-        1,
     ),
     "defaults_for_everything.sh": Expected(
         {
@@ -141,9 +138,7 @@ CASES = {
     "yaml_and_a_starter.sh": Expected(reported=("nothing-to-import",), exit_code=2),
     "hpu_defaults.sh": Expected(
         {"parallel": {"tp": 4}, "batch": {"micro": 1, "global": 256, "sequence": 2048}, "resources.nodes": 1},
-        ("`CMD=... --tensorboard-dir` is omitted", "no flag --use-hpu"),
-        (),
-        1,
+        ("`CMD=... --tensorboard-dir` is omitted", "--use_hpu"),
     ),
     "npu_strings.sh": Expected(
         {
@@ -151,7 +146,7 @@ CASES = {
             "resources": {"nodes": 2, "gpus_per_node": 8},
             "checkpoint": {"dir": "your", "interval": 100},
         },
-        ("'model'", "no flag --use-fused-rotary-pos-emb"),
+        ("'model'", "--use-fused-rotary-pos-emb"),
         (),
         1,
     ),

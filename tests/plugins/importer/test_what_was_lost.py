@@ -47,9 +47,9 @@ def codes(problems: list[Problem]) -> list[str]:
 )
 def test_a_module_is_an_error_and_all_its_flags_are_seen(start: str) -> None:
     _, problems = imported(f"{start} --my-flag 3 --model-provider vlm {SHAPE}")
-    assert codes(problems) == ["import-module", "flag-unknown", "flag-unknown"]
-    assert [p.severity for p in problems] == ["error"] * 3
-    assert "mypkg.train" in problems[0].message and "--my-flag" in problems[1].message
+    assert codes(problems) == ["import-module", "import-extra-flags"]
+    assert [p.severity for p in problems] == ["error", "warning"]
+    assert "mypkg.train" in problems[0].message and "--my-flag, --model-provider" in problems[1].message
 
 
 def test_a_launchers_module_is_not_the_trainings() -> None:
@@ -66,9 +66,10 @@ def test_flags_of_a_script_of_ones_own_go_to_it(script: str) -> None:
     assert "import-own-arguments" in codes(problems)
 
 
-def test_an_unknown_flag_of_megatrons_own_script_stays_an_error() -> None:
-    _, problems = imported(f"pretrain_bert.py --mine 3 {SHAPE}")
-    assert ("error", "flag-unknown") in [(p.severity, p.code) for p in problems]
+def test_an_unknown_flag_of_megatrons_own_script_is_a_forks() -> None:
+    recipe, problems = imported(f"pretrain_bert.py --mine 3 {SHAPE}")
+    assert recipe["megatron_extra"] == {"mine": 3}
+    assert ("warning", "import-extra-flags") in [(p.severity, p.code) for p in problems]
 
 
 @pytest.mark.parametrize(
@@ -353,3 +354,33 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["import", str(pipe)]) == 0
     assert writer.wait(20) == 0
     assert "num_layers: 2" in capsys.readouterr().out
+
+
+# --- what a script sets up before training
+
+
+def test_setup_and_checkout_are_reported_also_inside_bash_c() -> None:
+    text = f"""#!/bin/bash
+module load cuda/12.4
+source /opt/venv/bin/activate
+srun bash -c '
+  cd /home/me/Megatron-LM
+  module load nccl
+  . env.sh
+  torchrun --nproc_per_node 8 pretrain_gpt.py {SHAPE}
+'
+echo done
+"""
+    _, problems = imported(text)
+    setup, checkout = (problem for problem in problems if problem.code in ("import-setup", "import-checkout"))
+    for line in ("module load cuda/12.4", "source /opt/venv/bin/activate", "module load nccl", ". env.sh"):
+        assert f"`{line}`" in setup.message
+    assert setup.where == "job.sh:2" and "echo" not in setup.message
+    assert checkout.message.startswith("/home/me/Megatron-LM was omitted")
+    assert "launch: {script: /home/me/Megatron-LM/pretrain_gpt.py}" in str(checkout.fix)
+
+
+@pytest.mark.parametrize("script", ["pretrain_gpt.py", "./pretrain_gpt.py"])
+def test_a_script_without_setup_and_with_an_unknown_folder_has_nothing_to_report(script: str) -> None:
+    _, problems = imported(f"python {script} {SHAPE}")
+    assert not {"import-setup", "import-checkout"} & set(codes(problems))

@@ -27,7 +27,7 @@ FOREIGN = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SACCT
 
 
 def why_not(settings: Settings | None = None) -> str | None:
-    """Why this machine cannot run a cluster, in words for a skipped test; None if it can (perhaps after installing)."""
+    """Return why this machine cannot run a cluster, or None if it can (perhaps after an installation)."""
     if not sys.platform.startswith("linux"):
         return f"Slurm needs Linux, and this is {sys.platform}"
     settings = settings or Settings()

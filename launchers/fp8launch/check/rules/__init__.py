@@ -1,4 +1,5 @@
-"""The rules: what Megatron, Transformer Engine or the GPU would only say, or not even say, once the job runs.
+"""Rules about settings that fail or waste a job: rows of `table.yaml`, and functions by subject.
 
-One module a subject. Megatron's places are those of megatron-core 0.19.2, Transformer Engine's those of 2.18 to 2.20.
+Sources name functions of megatron-core 0.19.2 and Transformer Engine 2.18 to 2.20, unless they name a release. A
+module is given by the end of its name: `experts:TEGroupedMLP.forward`. "H200" means that the failure was seen on one.
 """

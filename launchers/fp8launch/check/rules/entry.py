@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.diagnostics import did_you_mean
+from fp8launch.megatron.extra_flags import EXTRA, option_of
 from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.versions import Release
 
@@ -19,7 +20,7 @@ CPU_FLAGS = {
     "no_masked_softmax_fusion": True,
     "no_persist_layer_norm": True,
 }
-# Where the dest of a negative flag is not its name.
+# The dests of negative flags, if they differ from the names.
 _DESTS = {
     "no_rope_fusion": "apply_rope_fusion",
     "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
@@ -28,12 +29,25 @@ _DESTS = {
 
 
 @rule("not-in-entry", "error", source="fp8launch injob/rank/pretrain.py NOT_HERE", scope="megatron_lm")
-def entry_does_what_is_asked(run: ResolvedRun) -> Iterator[Finding]:
+def not_in_entry(run: ResolvedRun) -> Iterator[Finding]:
     for name in run.entry.refuses:
         if run.on(name):
             message = f"fp8launch's own training entry does not support {name}"
             fix = "set launch.script to the script of Megatron-LM that supports it, or remove the flag"
             yield Finding(message, run.where(name), fix)
+
+
+@rule("unchecked-flags", "warning", source="fp8launch megatron/extra_flags.py", scope="megatron_lm")
+def unchecked_flags(run: ResolvedRun) -> Iterator[Finding]:
+    """Name the flags that no other rule, and none of Megatron's own validators, can see."""
+    recipe = run.loaded.recipe
+    names = [option_of(name) for name, value in recipe.megatron_extra.items() if value is not None]
+    if not names:
+        return
+    fix = "check their spelling, and run the fork that has them"
+    if recipe.launch.script is None:
+        fix += "; if its training script adds them, set launch.script"
+    yield Finding(f"passed on without a check: {', '.join(names)}", run.loaded.where(EXTRA), fix)
 
 
 @rule(
@@ -43,13 +57,13 @@ def entry_does_what_is_asked(run: ResolvedRun) -> Iterator[Finding]:
     says="apply_rope_fusion is not available",
     scope="megatron_lm",
 )
-def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
+def cpu_flags(run: ResolvedRun) -> Iterator[Finding]:
     if run.gpu.name != "cpu":
         return
     wanted = {_DESTS.get(name, name): (name, value) for name, value in CPU_FLAGS.items()}
     missing = []
     for dest, (name, value) in wanted.items():
-        # A flag of another name than its attribute switches that off.
+        # A flag whose name differs from its attribute switches the attribute off.
         in_effect = dest == name and value
         if run.value(dest) == in_effect:
             continue
@@ -68,13 +82,13 @@ def cpu_mode_has_its_flags(run: ResolvedRun) -> Iterator[Finding]:
     source="injob/rank/compat/cpu.py: what Megatron lacks without Transformer Engine",
     scope="megatron_lm",
 )
-def cpu_mode_has_the_layers(run: ResolvedRun) -> Iterator[Finding]:
+def cpu_layers(run: ResolvedRun) -> Iterator[Finding]:
     for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
         if run.gpu.name == "cpu" and run.on(name):
             yield Finding(f"{name} does not work on CPUs", run.where(name), "remove it, or set resources.gpu to a GPU")
 
 
-# Values that Megatron's validators refuse as a flag and its code runs all the same, and the first release to refuse.
+# Values that Megatron's code supports but its validators refuse as a flag, and the first release that refuses them.
 BEHIND_VALIDATORS: Mapping[tuple[str, object], Release] = {("cross_entropy_fusion_impl", "te"): (0, 18, 2)}
 _TYPES = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 
@@ -82,10 +96,10 @@ _TYPES = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
 @rule(
     "config-unknown",
     "error",
-    source="megatron/core/transformer/transformer_config.py TransformerConfig",
+    source="transformer_config:TransformerConfig",
     scope="hardware",
 )
-def config_fields_exist(run: ResolvedRun) -> Iterator[Finding]:
+def config_unknown(run: ResolvedRun) -> Iterator[Finding]:
     launch, where = run.loaded.recipe.launch, run.loaded.where
     if not launch.config:
         return
@@ -117,10 +131,10 @@ def config_fields_exist(run: ResolvedRun) -> Iterator[Finding]:
 @rule(
     "te-cross-entropy",
     "warning",
-    source="megatron/training/arguments.py:1643 refuses the flag; benchmarks/h200/numerics.md",
+    source="arguments:validate_args refuses the flag; benchmarks/h200/numerics.md",
     scope="megatron_lm",
 )
-def te_cross_entropy_is_unproven(run: ResolvedRun) -> Iterator[Finding]:
+def te_cross_entropy(run: ResolvedRun) -> Iterator[Finding]:
     name = "cross_entropy_fusion_impl"
     if run.loaded.recipe.launch.config.get(name) == "te":
         message = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import QUANTIZATION, QuantizationRecipe
+from fp8launch.hardware.quantization import QuantizationRecipe, quantization_recipes
 from fp8launch.megatron.versions import Release
 
 _TE = "TransformerEngine pytorch/quantization.py"
@@ -23,8 +23,13 @@ def _capability(run: ResolvedRun) -> str:
     return f"{run.gpu.name} (compute capability {run.gpu.capability[0]}.{run.gpu.capability[1]})"
 
 
-@rule("fp8-needs-newer-gpu", "error", source=f"{_TE} _compute_fp8_support: 8.9 or higher", scope="hardware")
-def fp8_needs_ada(run: ResolvedRun) -> Iterator[Finding]:
+@rule(
+    "fp8-needs-newer-gpu",
+    "error",
+    source="transformer_engine.quantization:_compute_fp8_support: 8.9 or higher",
+    scope="hardware",
+)
+def fp8_needs_newer_gpu(run: ResolvedRun) -> Iterator[Finding]:
     if run.quantized and run.gpu.name != "cpu" and run.gpu.capability < LEAST_FP8:
         message = f"{run.precision} needs compute capability 8.9 or higher, and does not run on {_capability(run)}"
         yield Finding(message, run.where(*_PRECISION), "use `precision: {recipe: bf16}`, or an H100 or newer")
@@ -93,7 +98,7 @@ def _needs_cuda(recipe: QuantizationRecipe) -> None:
             yield Finding(message, run.where(recipe.recipe_flag), "use a newer image, or tensorwise")
 
 
-for _recipe in QUANTIZATION.values():
+for _recipe in quantization_recipes().values():
     _needs_gpu(_recipe)
     _is_emulated(_recipe)
     _needs_cuda(_recipe)
@@ -105,7 +110,7 @@ for _recipe in QUANTIZATION.values():
     source="TransformerEngine README: CUDA 12.8 for Blackwell, 12.1 for FP8 at all",
     scope="hardware",
 )
-def cuda_knows_the_gpu(run: ResolvedRun) -> Iterator[Finding]:
+def cuda_too_old(run: ResolvedRun) -> Iterator[Finding]:
     cuda = run.software.cuda
     if cuda is None or run.gpu.name == "cpu" or not run.quantized:
         return
@@ -120,26 +125,12 @@ def cuda_knows_the_gpu(run: ResolvedRun) -> Iterator[Finding]:
 @rule(
     "te-too-old",
     "error",
-    source="megatron/core/fp8_utils.py:730-766 and 305, megatron/training/arguments.py:1073",
+    source="fp8_utils:get_fp8_recipe, arguments:validate_args",
     says=r"--fp4-format requires Transformer Engine",
     scope="hardware",
 )
-def te_has_the_recipe(run: ResolvedRun) -> Iterator[Finding]:
+def te_too_old(run: ResolvedRun) -> Iterator[Finding]:
     te, least = run.software.transformer_engine, run.quantization.least_te if run.quantization else None
     if te is not None and least is not None and te < least:
         message = f"{run.precision} needs Transformer Engine {_text(least)} or newer, but the job uses {_text(te)}"
         yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.transformer_engine")
-
-
-# Kernels that Transformer Engine has since: megatron/core/transformer/moe/moe_utils.py:129, core/extensions/
-# transformer_engine.py:917. Both are missed when the layer is built or first runs.
-_FLAG_TE = {"moe_router_fusion": (2, 7), "delay_wgrad_compute": (2, 3)}
-
-
-@rule("te-too-old-for-flag", "error", source="moe_utils.py:129; core/extensions/transformer_engine.py:917")
-def te_has_the_kernel(run: ResolvedRun) -> Iterator[Finding]:
-    te = run.software.transformer_engine
-    for flag, least in _FLAG_TE.items():
-        if te is not None and run.on(flag) and te < least:
-            message = f"{flag} needs Transformer Engine {_text(least)} or newer, but the job uses {_text(te)}"
-            yield Finding(message, run.where(flag), "remove it, or use a newer image")

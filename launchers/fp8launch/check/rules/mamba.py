@@ -1,4 +1,4 @@
-"""Check hybrid models for what a Mamba layer asserts while it is built."""
+"""Check hybrid models for sizes that a Mamba layer refuses when it is built."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.megatron.model_arithmetic import layer_kinds
 
-_MIXER = "megatron/core/ssm/mamba_mixer.py"
 # A mixer is twice as wide as the model (its `expand`).
 EXPAND = 2
 
 
-@rule("mamba-heads", "error", source=f"{_MIXER}:239-272, assertions while the model is built")
-def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
+@rule("mamba-heads", "error", source="mamba_mixer:MambaMixer.__init__, assertions while the model is built")
+def mamba_heads(run: ResolvedRun) -> Iterator[Finding]:
     if "mamba" not in layer_kinds(run.arguments):
         return
     tp, groups, width = run.layout.tp, run.integer("mamba_num_groups"), run.integer("mamba_head_dim")
@@ -39,7 +38,7 @@ def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
         message = f"{heads} Mamba heads cannot be divided evenly over {groups} groups"
         yield Finding(message, where, "make mamba_num_heads a multiple of mamba_num_groups")
         return
-    # mamba_context_parallel.py:112: ranks share a group, or each has whole ones.
+    # mamba_context_parallel.py: either several ranks share a group, or each rank has whole groups.
     cp, local = run.layout.cp, groups // tp
     if heads // tp % cp or max(local, cp) % min(local, cp):
         message = f"{heads} Mamba heads in {groups} groups cannot be divided over TP {tp} and CP {cp}"
@@ -47,8 +46,12 @@ def mamba_heads_divide(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, where, fix)
 
 
-@rule("mamba-fp8-width", "error", source=f"{_MIXER}:252 and TE cpp_extensions/gemm.py:301, in FP8")
-def mamba_projection_is_aligned(run: ResolvedRun) -> Iterator[Finding]:
+@rule(
+    "mamba-fp8-width",
+    "error",
+    source="mamba_mixer:MambaMixer.__init__ and transformer_engine.gemm:general_gemm, in FP8",
+)
+def mamba_fp8_width(run: ResolvedRun) -> Iterator[Finding]:
     if "mamba" not in layer_kinds(run.arguments) or not run.on("fp8"):
         return
     groups, state = run.integer("mamba_num_groups"), run.integer("mamba_state_dim")

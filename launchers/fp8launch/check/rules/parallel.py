@@ -1,4 +1,4 @@
-"""Check how the model is divided over ranks, for errors that Megatron raises only in model building or later."""
+"""Check how the model is divided over ranks, for errors that Megatron raises only when it builds the model or later."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from fp8launch.check.gemm_shapes import heads, heads_fit, sequence_parallel, widths
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.megatron import model_arithmetic
 from fp8launch.megatron.model_arithmetic import (
     expert_tensor_size,
     layer_kinds,
     parse_layout,
-    query_groups,
     virtual_stages,
 )
 
-_STATE = "megatron/core/parallel_state.py"
 _ATTENTION = {"attention", "latent attention"}
 
 
 @rule("size-not-divisible", "error", source="megatron/core/tensor_parallel/layers.py: divide() while building; run")
-def layers_divide(run: ResolvedRun) -> Iterator[Finding]:
+def size_not_divisible(run: ResolvedRun) -> Iterator[Finding]:
     split = ("ffn_hidden_size", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
     for width in widths(run):
         if width.name in split and width.size is None:
@@ -30,22 +29,13 @@ def layers_divide(run: ResolvedRun) -> Iterator[Finding]:
             yield Finding(message, where, f"make it a multiple of {width.parts}, or use less parallelism")
 
 
-@rule("tensor-parallel-across-nodes", "warning", source="NVIDIA's parallelism guides: tensor parallelism within NVLink")
-def tensors_stay_in_a_node(run: ResolvedRun) -> Iterator[Finding]:
-    """GB200 and GB300 are joined by NVLink across nodes."""
-    per_node = run.loaded.recipe.resources.gpus_per_node
-    if run.layout.tp > per_node and not run.gpu.name.startswith("gb") and run.gpu.name != "cpu":
-        message = f"TP {run.layout.tp} spans several nodes of {per_node} GPUs, so every layer waits for the network"
-        yield Finding(message, run.where("tensor_model_parallel_size"), f"use TP {per_node} or less, and more PP or CP")
-
-
 @rule(
     "attention-heads",
     "error",
-    source="megatron/training/arguments.py: hidden_size % num_attention_heads; transformer_config.py:1196 (0.19)",
+    source="arguments:validate_args, transformer_config:TransformerConfig.__post_init__",
     says=r"num_attention_heads|num_query_groups",
 )
-def heads_divide(run: ResolvedRun) -> Iterator[Finding]:
+def attention_heads(run: ResolvedRun) -> Iterator[Finding]:
     """If this rule fires, the other rules about heads report nothing, because their problems follow from it."""
     count, hidden, tp = heads(run), run.integer("hidden_size"), run.layout.tp
     if not count or not hidden or heads_fit(run) or not _ATTENTION & layer_kinds(run.arguments):
@@ -61,17 +51,17 @@ def heads_divide(run: ResolvedRun) -> Iterator[Finding]:
 
 
 @rule("query-groups", "error", source="run: shape error in the first forward pass; TE asserts the same")
-def groups_divide_heads(run: ResolvedRun) -> Iterator[Finding]:
+def query_groups(run: ResolvedRun) -> Iterator[Finding]:
     if not run.on("group_query_attention") or not _ATTENTION & layer_kinds(run.arguments) or not heads_fit(run):
         return
-    groups = query_groups(run.arguments)
+    groups = model_arithmetic.query_groups(run.arguments)
     if groups < 1 or heads(run) % groups:
         message = f"{heads(run)} attention heads cannot share {groups} query groups evenly"
         yield Finding(message, run.where("num_query_groups"), "make num_query_groups a divisor of num_attention_heads")
 
 
-@rule("expert-grid", "error", source=f"{_STATE}:879, when process groups are made")
-def experts_divide_ranks(run: ResolvedRun) -> Iterator[Finding]:
+@rule("expert-grid", "error", source="parallel_state:initialize_model_parallel, when process groups are made")
+def expert_grid(run: ResolvedRun) -> Iterator[Finding]:
     layout = run.layout
     # Experts have a separate grid over the ranks of a pipeline stage, which includes context parallel ranks.
     size = expert_tensor_size(run.arguments) * layout.ep * layout.pp
@@ -88,8 +78,8 @@ def experts_divide_ranks(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("expert_model_parallel_size", "expert_tensor_parallel_size"), fix)
 
 
-@rule("expert-data-parallel", "error", source=f"{_STATE}:900 (0.19), when process groups are made")
-def experts_share_the_data_parallel_size(run: ResolvedRun) -> Iterator[Finding]:
+@rule("expert-data-parallel", "error", source="parallel_state:initialize_model_parallel, when process groups are made")
+def expert_data_parallel(run: ResolvedRun) -> Iterator[Finding]:
     layout = run.layout
     experts = expert_tensor_size(run.arguments) * layout.ep * layout.pp
     if not run.on("use_tp_pp_dp_mapping") or layout.pp < 2 or experts < 1 or layout.world % experts:
@@ -103,8 +93,8 @@ def experts_share_the_data_parallel_size(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("use_tp_pp_dp_mapping"), fix)
 
 
-@rule("optimizer-instances", "error", source=f"{_STATE}:922 and 1447, when process groups are made")
-def optimizer_instances_divide(run: ResolvedRun) -> Iterator[Finding]:
+@rule("optimizer-instances", "error", source="parallel_state:initialize_model_parallel, when process groups are made")
+def optimizer_instances(run: ResolvedRun) -> Iterator[Finding]:
     copies = run.integer("num_distributed_optimizer_instances", 1)
     ranks = run.layout.dp * run.layout.cp
     experts = run.layout.world // max(1, expert_tensor_size(run.arguments) * run.layout.ep * run.layout.pp)
@@ -115,10 +105,9 @@ def optimizer_instances_divide(run: ResolvedRun) -> Iterator[Finding]:
             return
 
 
-@rule("pipeline-split", "error", source="megatron/core/transformer/transformer_block.py get_num_layers_to_build")
-def virtual_stages_divide_layers(run: ResolvedRun) -> Iterator[Finding]:
-    """Of `num_virtual_stages_per_pipeline_rank` in any run; of other ways to set stages where no validator of Megatron
-    checks them."""
+@rule("pipeline-split", "error", source="transformer_block:get_num_layers_to_build")
+def pipeline_split(run: ResolvedRun) -> Iterator[Finding]:
+    """Check `num_virtual_stages_per_pipeline_rank`, and equal stages if Megatron's validators do not run."""
     uneven = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "hybrid_layer_pattern",
               "pipeline_model_parallel_layout")  # fmt: skip
     accounted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
@@ -136,9 +125,9 @@ def virtual_stages_divide_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_size"), fix)
 
 
-@rule("pipeline-layout", "error", source="megatron/core/transformer/pipeline_parallel_layer_layout.py:40-106")
-def pipeline_layout_has_every_layer(run: ResolvedRun) -> Iterator[Finding]:
-    """Where no validator of Megatron reads the layout."""
+@rule("pipeline-layout", "error", source="pipeline_parallel_layer_layout:PipelineParallelLayerLayout.__init__")
+def pipeline_layout(run: ResolvedRun) -> Iterator[Finding]:
+    """Only for engines without Megatron's validators, which check the layout themselves."""
     text, wanted = run.value("pipeline_model_parallel_layout"), run.integer("num_layers")
     if run.engine.validators != "none" or not isinstance(text, str) or not wanted:
         return
@@ -163,8 +152,8 @@ def pipeline_layout_has_every_layer(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, place, f"set parallel.vp: {stages}")
 
 
-@rule("virtual-pipeline-batches", "error", source="megatron/core/pipeline_parallel/schedules.py:1133-1156; run")
-def virtual_pipeline_has_its_batches(run: ResolvedRun) -> Iterator[Finding]:
+@rule("virtual-pipeline-batches", "error", source="schedules:forward_backward_pipelining_with_interleaving; run")
+def virtual_pipeline_batches(run: ResolvedRun) -> Iterator[Finding]:
     layout, stages = run.layout, virtual_stages(run.arguments, run.layout.pp)
     if layout.pp < 2 or stages < 2:
         return
@@ -187,8 +176,8 @@ def virtual_pipeline_has_its_batches(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, where, f"make batch.global a multiple of {step}")
 
 
-@rule("sequence-not-divisible", "error", source="megatron/core/tensor_parallel/mappings.py:73 and 177, first forward")
-def sequence_divides(run: ResolvedRun) -> Iterator[Finding]:
+@rule("sequence-not-divisible", "error", source="mappings:_split_along_first_dim, first forward")
+def sequence_not_divisible(run: ResolvedRun) -> Iterator[Finding]:
     sequence, layout = run.integer("seq_length"), run.layout
     if sequence_parallel(run) and sequence % layout.cp == 0 and sequence // layout.cp % layout.tp:
         message = (
@@ -198,66 +187,15 @@ def sequence_divides(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("seq_length"), f"make batch.sequence a multiple of {step}")
 
 
-@rule("local-layers", "error", source="run: Megatron's local layers refuse both; torch's norms, TEDotProductAttention")
-def local_layers_do_not_split_sequences(run: ResolvedRun) -> Iterator[Finding]:
-    if run.value("transformer_impl") != "local":
-        return
-    fix = "use `transformer_impl: transformer_engine`"
-    if run.layout.cp > 1:
-        message = "context parallelism needs Transformer Engine's attention, but transformer_impl is local"
-        yield Finding(message, run.where("context_parallel_size"), fix)
-    if sequence_parallel(run) and run.gpu.name == "cpu":
-        message = "sequence parallelism needs normalization layers that are not available on CPUs"
-        yield Finding(message, run.where("sequence_parallel"), "use `parallel: {sequence: auto}`")
-
-
-@rule("context-parallel-heads", "error", source="TransformerEngine context_parallel.py:4246: heads % cp_size == 0")
-def all_to_all_divides_heads(run: ResolvedRun) -> Iterator[Finding]:
+@rule("context-parallel-heads", "error", source="transformer_engine.context_parallel:attn_forward_func_with_cp")
+def context_parallel_heads(run: ResolvedRun) -> Iterator[Finding]:
     layout, kind = run.layout, run.value("cp_comm_type")
     kinds = kind if isinstance(kind, list) else [kind]
     if layout.cp < 2 or "a2a" not in kinds or run.on("multi_latent_attention") or not heads(run):
         return
-    n, groups = heads(run) // layout.tp, max(1, query_groups(run.arguments) // layout.tp)
+    n, groups = heads(run) // layout.tp, max(1, model_arithmetic.query_groups(run.arguments) // layout.tp)
     if n % layout.cp or groups % layout.cp:
         message = (
             f"cp_comm_type a2a divides heads over CP {layout.cp}, but a rank has {n} query and {groups} key/value heads"
         )
         yield Finding(message, run.where("cp_comm_type"), "use cp_comm_type p2p, or a smaller CP or TP")
-
-
-@rule("per-token-loss-average", "error", source="megatron/core/distributed/distributed_data_parallel.py:179")
-def per_token_loss_is_not_averaged(run: ResolvedRun) -> Iterator[Finding]:
-    if run.on("calculate_per_token_loss") and run.on("ddp_average_in_collective"):
-        message = "ddp_average_in_collective cannot average a loss that is calculated per token"
-        yield Finding(message, run.where("ddp_average_in_collective"), "remove one of them")
-
-
-@rule("fsdp-average", "error", source="Megatron-Bridge switches it off; megatron_fsdp.py:378 of 0.19.2 fails on 2 H200")
-def fsdp_does_not_average(run: ResolvedRun) -> Iterator[Finding]:
-    if run.on("use_megatron_fsdp") and run.on("ddp_average_in_collective"):
-        message = (
-            "ddp_average_in_collective is not supported with Megatron-FSDP: a model without experts fails at start"
-        )
-        yield Finding(message, run.where("ddp_average_in_collective"), "set megatron.ddp_average_in_collective: null")
-
-
-@rule("fsdp-not-sharding", "warning", source="megatron/core/distributed: no_shard is plain DDP, 0.17's default")
-def fsdp_shards(run: ResolvedRun) -> Iterator[Finding]:
-    if run.on("use_megatron_fsdp") and run.value("data_parallel_sharding_strategy") == "no_shard":
-        message = "Megatron-FSDP with data_parallel_sharding_strategy no_shard shards nothing"
-        fix = "use `parallel: {fsdp: megatron}`, or data_parallel_sharding_strategy: optim_grads_params"
-        yield Finding(message, run.where("data_parallel_sharding_strategy", "use_megatron_fsdp"), fix)
-
-
-@rule("torch-fsdp2-step", "error", source="megatron/core/distributed/finalize_model_grads.py:498 (0.18; 447 in 0.17)")
-def torch_fsdp2_finishes_a_step(run: ResolvedRun) -> Iterator[Finding]:
-    if run.on("use_torch_fsdp2") and run.megatron[:2] < (0, 19):
-        message = "torch's FSDP2 fails in the first step with Megatron before 0.19: finish_grad_sync takes no argument"
-        yield Finding(message, run.where("use_torch_fsdp2"), "use `parallel: {fsdp: megatron}`, or Megatron 0.19")
-
-
-@rule("torch-fsdp2-meta", "error", source="megatron/core/optimizer/optimizer.py:1033 (0.19), H200")
-def torch_fsdp2_builds_its_weights(run: ResolvedRun) -> Iterator[Finding]:
-    if run.on("use_torch_fsdp2") and run.on("init_model_with_meta_device"):
-        message = "with torch's FSDP2 nothing fills the weights that init_model_with_meta_device leaves out"
-        yield Finding(message, run.where("init_model_with_meta_device"), "remove it")

@@ -1,7 +1,8 @@
-"""Megatron-LM through fp8launch's own GPT entry (injob/rank/pretrain.py): a recipe to its exact argument list.
+"""Translate recipes to argument lists of Megatron-LM, for fp8launch's own GPT entry (injob/rank/pretrain.py).
 
-Each section turns into the flags that it states; `megatron:` adds any other flag by its own name. The same flag from
-two places is an error unless both say the same.
+Each section turns into the flags that it states; `megatron:` adds any other flag by its own name, and `megatron_extra:`
+flags that only a fork of Megatron-LM has. A flag from two
+places is an error unless both values are equal.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from fp8launch.engines.base import (
 )
 from fp8launch.engines.megatron_lm.flag_conflicts import fp8_on_cpu, incomplete_pairs, set_twice
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.hardware.quantization import BF16, FP16, QUANTIZATION
+from fp8launch.hardware.quantization import BF16, FP16, quantization_recipes
 from fp8launch.megatron.arguments import Argument, as_parsed, attributes, emit_arguments
+from fp8launch.megatron.extra_flags import EXTRA, extra_arguments
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import FlagSchema, load_schema, parser_defaults
@@ -35,9 +37,9 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.sections import Data, Parallel, Precision, Section
 
-# They prepare a first start. On a resume they would reset the iteration, or drop the optimizer's state.
+# Flags for the first start. On a resume they would reset the iteration or drop the optimizer's state.
 FIRST_START = frozenset({"load", "pretrained_checkpoint", "finetune", "no_load_optim", "no_load_rng", "ckpt_step"})
-# Slurm sends SIGTERM before it ends or preempts a job: with this, Megatron then saves and leaves.
+# Slurm sends SIGTERM before it ends or preempts a job. With this flag Megatron then saves and exits.
 LEAVE_ON_SIGTERM = Argument("exit_signal_handler", ("--exit-signal-handler",))
 
 # NOT_HERE of injob/rank/pretrain.py, which imports torch, so this is a copy; a test compares the two.
@@ -53,7 +55,7 @@ NOT_IN_ENTRY = (
 
 
 class MegatronLM(Engine):
-    """Everything that Megatron-LM's command line says, trained by our own entry."""
+    """Megatron-LM's command line, with fp8launch's own entry."""
 
     name: ClassVar[str] = "megatron_lm"
     description: ClassVar[EngineDescription] = EngineDescription(
@@ -73,6 +75,8 @@ class MegatronLM(Engine):
         problems += check_values(values, schema, lambda flag: places.get(_canonical(flag, schema)))
         problems += incomplete_pairs(values, places)
         problems += fp8_on_cpu(recipe, values, places)
+        extra, refused = extra_arguments(recipe.megatron_extra, schema, lambda name: loaded.where(EXTRA, name))
+        problems += refused
         if problems:
             raise UserError(problems, ANSWER_IS_NO)
         if version.count(".") < 2:
@@ -83,6 +87,7 @@ class MegatronLM(Engine):
             arguments=emit_arguments(values, schema),
             attributes=attributes(as_parsed(values, schema), schema),
             places=places,
+            own=extra,
             attribute_places={flag.dest: place for name, place in places.items() if (flag := schema.find(name))},
         )
 
@@ -144,7 +149,10 @@ class MegatronLM(Engine):
 
 
 def _megatron_version(recipe: Recipe) -> str:
-    """The recipe's, else the image's, else the default; of a minor version that the image has, the image's release."""
+    """Return the version of the recipe, else of the image, else the default.
+
+    If the recipe states the image's minor version, it is the release in the image.
+    """
     stated, in_image = recipe.software.megatron, software_in(recipe.container.image).get("megatron")
     if stated is None:
         return in_image or DEFAULT
@@ -154,28 +162,30 @@ def _megatron_version(recipe: Recipe) -> str:
 
 
 def _fields(section: Section, *path: str) -> Iterator[Setting]:
-    """The fields of a section that set one flag each."""
+    """Yield the fields of a section that set one flag each."""
     for field, flag in FIELDS[path].items():
         yield flag, section.field(field), (*path, field)
 
 
 def _choice(value: str | None, *path: str) -> Iterator[Setting]:
-    """The flags that a field's named choice sets."""
+    """Yield the flags that the value of a field sets."""
     for flag, setting in CHOICES[path].get(value or "", {}).items():
         yield flag, setting, path
 
 
 def _precision(precision: Precision) -> Iterator[Setting]:
     stated = ("precision", "recipe")
-    # Without either Megatron trains in fp32.
+    # Without bf16 and fp16 Megatron trains in fp32.
     if precision.quantized or precision.recipe == BF16:
         yield "bf16", True, stated
     if precision.recipe == FP16:
         yield "fp16", True, stated
-    quantization = QUANTIZATION.get(precision.recipe)
+    quantization = quantization_recipes().get(precision.recipe)
     if quantization is not None:
         yield quantization.format_flag, precision.format, ("precision", "format")
-        yield quantization.recipe_flag, quantization.name, stated
+        yield quantization.recipe_flag, quantization.megatron_name, stated
+        if quantization.factory is not None:
+            yield quantization.factory_flag, quantization.factory, stated
         if precision.param_gather:
             for flag in (quantization.gather_flag, *quantization.gather_flags):
                 yield flag, True, ("precision", "param_gather")
@@ -189,7 +199,7 @@ def _precision(precision: Precision) -> Iterator[Setting]:
 
 def _parallel(parallel: Parallel, recipe: Recipe) -> Iterator[Setting]:
     yield from (s for s in _fields(parallel, "parallel") if s[1:] != (1, ("parallel", "vp")))
-    # Sequence parallelism costs nothing beside TP, but PyTorch's own norms, which the CPU mode uses, lack it.
+    # With TP sequence parallelism costs nothing, but PyTorch's norms, which the CPU mode uses, lack it.
     automatic = parallel.sequence == "auto" and (parallel.tp or 1) > 1 and recipe.resources.gpu != "cpu"
     if automatic or parallel.sequence is True:
         yield "sequence_parallel", True, ("parallel", "sequence")
@@ -228,7 +238,7 @@ def _canonical(flag: str, schema: FlagSchema) -> str:
 def _collect(
     settings: Iterable[Setting], loaded: LoadedRecipe, schema: FlagSchema
 ) -> tuple[dict[str, FlagValue], dict[str, str], list[Problem]]:
-    """Values and places by canonical flag, and one problem for each pair of settings that disagree."""
+    """Return values and places by canonical flag, and one problem for each pair of contradicting settings."""
     values: dict[str, FlagValue] = {}
     places: dict[str, str] = {}
     setter: dict[str, Setting] = {}

@@ -1,4 +1,4 @@
-"""Settings of a recipe that contradict each other, or that Megatron reads as something else without a message."""
+"""Settings that contradict each other, or that Megatron silently reads as something else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def set_twice(loaded: LoadedRecipe, first: Setting, second: Setting) -> Problem:
 
 
 def incomplete_pairs(values: Mapping[str, FlagValue], places: Mapping[str, str]) -> Iterator[Problem]:
-    """Format and recipe belong together: alone, the one means `delayed` and the other means bf16, both silently."""
+    """Report a format without a recipe, which silently means `delayed`, and the converse, which means bf16."""
     for kind, means in DEFAULT_RECIPE.items():
         given, missing = f"{kind}_format", f"{kind}_recipe"
         if given in values and missing not in values:
@@ -46,7 +46,7 @@ def incomplete_pairs(values: Mapping[str, FlagValue], places: Mapping[str, str])
 
 
 def fp8_on_cpu(recipe: Recipe, values: Mapping[str, FlagValue], places: Mapping[str, str]) -> Iterator[Problem]:
-    """Megatron on a CPU accepts FP8 flags and does nothing with them."""
+    """Report FP8 flags for a CPU, which Megatron accepts and ignores."""
     for flag in (f"{kind}_format" for kind in DEFAULT_RECIPE):
         if recipe.resources.gpu == "cpu" and flag in values:
             yield Problem(

@@ -1,4 +1,4 @@
-"""How a run's GPUs are divided, by Megatron's arguments."""
+"""The division of a run's GPUs by Megatron's arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fp8launch.recipe.load import LoadedRecipe
 
 
 def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
-    """The division of the GPUs of a run. Raises UserError when they or the batch do not divide."""
+    """Return the division of a run's GPUs. Raises UserError if GPUs or batch cannot be divided."""
     world = loaded.recipe.resources.world_size
     tp = args.integer("tensor_model_parallel_size", 1)
     pp = args.integer("pipeline_model_parallel_size", 1)

@@ -1,4 +1,4 @@
-"""A training script that the recipe names: it gets Megatron's arguments, and the job around it is ours."""
+"""A training script that the recipe names, which gets Megatron's arguments in a job of fp8launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fp8launch.recipe.yaml_source import is_file
 
 
 class Script(MegatronLM):
-    """Megatron-LM's command line for a script of Megatron-LM's own or of a user's."""
+    """Megatron-LM's command line for a script of Megatron-LM or of the user."""
 
     name: ClassVar[str] = "script"
     description: ClassVar[EngineDescription] = MegatronLM.description
@@ -41,7 +41,7 @@ class Script(MegatronLM):
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         args = super().translate(loaded)
         words = tuple(map(str, loaded.recipe.launch.arguments))
-        return replace(args, own=_flag_by_flag(words))
+        return replace(args, own=(*args.own, *_flag_by_flag(words)))
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
         script = loaded.recipe.launch.script
@@ -59,12 +59,12 @@ class Script(MegatronLM):
         return [NeededFile(("launch", "script"), recipe.launch.script or "", "script-missing", planned=True)]
 
     def traits(self, recipe: Recipe) -> EntryTraits:
-        # Megatron-LM's pretrain_gpt.py hands Megatron this default.
+        # The default of Megatron-LM's pretrain_gpt.py.
         return EntryTraits(fills_in={"tokenizer_type": DEFAULT_TOKENIZER})
 
 
 def _flag_by_flag(words: Sequence[str]) -> tuple[Argument, ...]:
-    """Words that no schema knows, one group for each that starts with two dashes."""
+    """Return words that no schema knows, in groups that start with two dashes."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not groups:

@@ -1,4 +1,4 @@
-"""Data for GPT pre-training: Megatron's own datasets, and the batch that one rank needs of them."""
+"""Data for GPT pre-training: Megatron's datasets, and the part of a batch that one rank needs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_
 from megatron.training import get_args, get_tokenizer
 from megatron.training import utils as training_utils
 
-# In the order of the model's parameters; what a batch has beyond these only packed sequences use.
+# In the order of the model's parameters. Only packed sequences use the other fields.
 FIELDS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
 PACKED_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
 
 
 def call_with(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Call `function` with those of `values` that it has parameters for.
+    """Call `function` with the values for which it has parameters.
 
-    Megatron's helpers gained parameters from 0.17 to 0.19 and kept their names; each asks for its own subset.
+    From 0.17 to 0.19 Megatron's helpers gained parameters and kept their names.
     """
     names = inspect.signature(function).parameters
     return function(**{name: value for name, value in values.items() if name in names})
 
 
 def builds_mtp(config: Any, vp_stage: int | None) -> bool:
-    """Does this stage hold multi-token-prediction layers? They need tokens and labels on whichever stage they are."""
+    """Return whether this stage has multi-token-prediction layers, which need tokens and labels on any stage."""
     if not config.mtp_num_layers:
         return False
     values = {
@@ -46,7 +46,7 @@ def builds_mtp(config: Any, vp_stage: int | None) -> bool:
 
 
 def embedding_ranks(config: Any, pipeline_ranks: list[int]) -> list[int]:
-    """Ranks of one pipeline that hold the word embeddings: first and last stage, and those with MTP layers."""
+    """Return the ranks of a pipeline with word embeddings: the first and last stage, and stages with MTP layers."""
     ranks = {pipeline_ranks[0], pipeline_ranks[-1]}
     if config.mtp_num_layers:
         ranks |= set(get_mtp_ranks(pipeline_ranks, config))
@@ -56,11 +56,10 @@ def embedding_ranks(config: Any, pipeline_ranks: list[int]) -> list[int]:
 def batch_for_this_rank(
     samples: Iterator[dict[str, Any]] | None, config: Any, vp_stage: int | None
 ) -> dict[str, torch.Tensor | None]:
-    """One micro batch on the device: FIELDS, each [micro batch, sequence / context parallel] or None where not
-    needed.
+    """Return one micro batch on the device: FIELDS, each [micro batch, sequence / context parallel size], or None.
 
-    Tensor-parallel rank 0 reads it and broadcasts it to its group; stages inside the pipeline get their input from
-    the stage before and read nothing.
+    Tensor-parallel rank 0 reads it and broadcasts it to its group. Stages inside the pipeline read nothing: their input
+    comes from the previous stage.
     """
     args = get_args()
     has_mtp = builds_mtp(config, vp_stage)
@@ -99,32 +98,28 @@ def batch_for_this_rank(
 
 
 def _on_device(value: torch.Tensor | None) -> torch.Tensor | None:
-    if value is None:
-        return None
-    return value.cuda(non_blocking=True)
+    return None if value is None else value.cuda(non_blocking=True)
 
 
 def _reads_data(vp_stage: int | None) -> bool:
-    """Must this rank build the datasets: the reader of its tensor-parallel group, where tokens or labels are used."""
+    """Return whether this rank reads data: rank 0 of a tensor-parallel group whose stage uses tokens or labels."""
     args = get_args()
     used = training_utils.is_first_or_last_pipeline_stage(vp_stage) or args.mtp_num_layers
     return bool(used) and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
 def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tuple[Any, Any, Any]:
-    """Train, validation and test datasets of the wanted sample counts (None: one epoch), or None where none is read.
+    """Return training, validation and test datasets of these sample counts (None: one epoch); None for an unused one.
 
-    Mock data with `--mock-data`, else the indexed files of `--data-path` and its kin, in the blend and split that the
-    arguments say.
+    They are mock data with `--mock-data`, else the indexed files of `--data-path` and similar arguments, in the blend
+    and split of the arguments.
     """
     args = get_args()
-    kind = GPTDataset
-    if args.mock_data:
-        kind = MockGPTDataset
+    kind = MockGPTDataset if args.mock_data else GPTDataset
     builder = BlendedMegatronDatasetBuilder(
         kind, sample_counts, functools.partial(_reads_data, vp_stage), dataset_config(args)
     )
-    # Without evaluation (--eval-iters 0) Megatron would stop over a data loader for no samples, unless there is none.
+    # Without evaluation (--eval-iters 0) Megatron would fail at a data loader for no samples.
     built = list(builder.build())
     for i, count in enumerate(sample_counts):
         if count == 0:
@@ -133,12 +128,12 @@ def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tu
     return train, valid, test
 
 
-# Megatron builds datasets on every rank that reads them, and must not do it on tensor-parallel rank 0 alone.
+# Tells Megatron to call this on every rank, not only on tensor-parallel rank 0.
 datasets.is_distributed = True  # type: ignore[attr-defined]
 
 
 def dataset_config(args: Any) -> GPTDatasetConfig:
-    """Megatron's dataset configuration from its arguments; a field without a value below has its argument's name."""
+    """Return Megatron's dataset configuration. Fields that are not set below have the name of their argument."""
     blend, blend_per_split = training_utils.get_blend_and_blend_per_split(args)
     renamed = {
         "random_seed": args.seed,

@@ -1,5 +1,4 @@
-"""The GPT model for Megatron 0.17 and 0.18, whose wheels train a model that the caller builds (0.19 builds its
-own)."""
+"""The GPT model for Megatron 0.17 and 0.18, which train a model that the caller builds (0.19 builds its own)."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ def build(
     config: Any = None,
     pg_collection: Any = None,
 ) -> GPTModel:
-    """One pipeline stage (of virtual stage `vp_stage`) of the model that Megatron's arguments describe.
+    """Return one pipeline stage (of virtual stage `vp_stage`) of the model that Megatron's arguments describe.
 
-    The block spec lists the layers of this stage one by one, so that dense, MoE and mixed (`--moe-layer-freq`)
-    models, with or without MLA and QK norms, come from the same call, for Transformer Engine's modules and the local
-    ones.
+    The block spec lists the layers of this stage one by one, so the same call makes dense, MoE and mixed
+    (`--moe-layer-freq`) models, with or without MLA and QK norms, of Transformer Engine's modules or local ones.
     """
     args = get_args()
     config_fields.set_config_fields(args)
@@ -46,7 +44,7 @@ def build(
     }
     mtp_spec = None
     if args.mtp_num_layers:
-        # A multi-token-prediction layer is another one of the model's last layer, whichever stage holds that layer.
+        # A multi-token-prediction layer has the spec of the model's last layer, whatever stage that layer is on.
         last_layer = get_gpt_decoder_layer_specs(config, **spec_options)[-1]
         mtp_spec = get_gpt_mtp_block_spec(config, last_layer, spec_options["use_transformer_engine"], vp_stage=vp_stage)
     return GPTModel(

@@ -1,9 +1,9 @@
-"""How a rank leaves once its training is over, in a bounded time.
+"""Make a rank exit within a bounded time after its training.
 
-A process can stay for hours after its last line of Python: NCCL does not give a communicator up while a CUDA graph
-holds it, a library waits for a peer at exit, a thread never ends. The GPUs are then held until the time limit, and a
-run that trained to its end counts as failed. So the graphs go before the communicators, and a process that has not
-ended within `GRACE` seconds after its training leaves without the rest, with the exit code that it would have had.
+A process can stay for hours after its last line of Python: NCCL does not release a communicator that a CUDA graph
+uses, a library waits for a peer at exit, a thread never ends. The job then holds its GPUs until the time limit, and a
+complete run counts as failed. So graphs are released before communicators, and a process that is still running `GRACE`
+seconds after its training exits at once, with the exit code that it would have had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 
 GRACE = 60.0  # seconds; FP8LAUNCH_LEAVE_WITHIN states another number
-_BEHIND = 5.0  # seconds after the first way out, for the second
+_BEHIND = 5.0  # seconds from the first attempt to exit to the second
 _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD = 2
 _begun = threading.Event()
@@ -30,7 +30,7 @@ _written = threading.Event()
 
 
 def training_is_over(code: int = 0) -> None:
-    """Leave with `code` within the grace time, whatever happens from here on. The first call counts."""
+    """Exit with `code` within the grace time, whatever happens from here on. The first call counts."""
     if _begun.is_set():
         return
     _begun.set()
@@ -41,7 +41,7 @@ def training_is_over(code: int = 0) -> None:
 
 
 def everything_is_written() -> None:
-    """Print, from rank 0, that nothing of this run is left to write; then leave within the grace time."""
+    """Print, from rank 0, that the run has written everything; then exit within the grace time."""
     if not _begun.is_set():
         if os.environ.get("RANK", "0") == "0":
             print(ALL_WRITTEN, flush=True)
@@ -50,10 +50,10 @@ def everything_is_written() -> None:
 
 
 def skip_native_exit() -> None:
-    """Have this process leave without the destructors of C++ libraries, if its training wrote everything.
+    """Let this process exit without the destructors of C++ libraries, if its training wrote everything.
 
-    One of them ends the process by `terminate called without an active exception` where a thread still runs: two of
-    nine runs with DeepSpeed did so under load. Call it first of all: functions registered at exit run in reverse order.
+    One of them ends the process with `terminate called without an active exception` if a thread still runs: two of
+    nine runs with DeepSpeed did so under load. Call this first: functions registered at exit run in reverse order.
     """
     atexit.register(_leave_if_all_is_written)
 
@@ -67,16 +67,16 @@ def _leave_if_all_is_written() -> None:
 
 
 def exit_code(left: SystemExit) -> int:
-    """The exit status that Python gives a process for this exception."""
+    """Return the exit status of a process that raises this exception."""
     if left.code is None:
         return 0
     return left.code if isinstance(left.code, int) else 1
 
 
 def end_process_group() -> None:
-    """Give up the CUDA graphs, then the communicators that they hold, and wait for neither for long.
+    """Release the CUDA graphs, then the communicators that they use, within the grace time.
 
-    Without the end of the process group NCCL complains at exit, and gloo's ranks report the loss of rank 0's store.
+    If the process group is not destroyed, NCCL complains at exit, and gloo's ranks report the loss of rank 0's store.
     """
     training_is_over(0)
     import torch
@@ -87,11 +87,11 @@ def end_process_group() -> None:
 
 
 def release_cuda_graphs() -> None:
-    """Let go of the graphs that Megatron holds for the life of the process."""
+    """Release the graphs that Megatron keeps for the life of the process."""
     for release in (_release_full_iteration_graphs, _release_layer_graphs):
         try:
             release()
-        except Exception as problem:  # the run is done: its graphs may not make it fail
+        except Exception as problem:  # the run is done: its graphs must not make it fail
             print(f"fp8launch: CUDA graphs were not released: {problem!r}", file=sys.stderr, flush=True)
     gc.collect()
 
@@ -135,7 +135,7 @@ def _grace() -> float:
 
 
 def _leave_after(seconds: float, code: int) -> None:
-    """Leave, and print where the process stood."""
+    """Exit after this many seconds, and print the process's stack."""
     time.sleep(seconds)
     rank = os.environ.get("RANK", "0")
     with contextlib.suppress(Exception):
@@ -166,7 +166,7 @@ class _TimerTimes(ctypes.Structure):
 
 
 def _exit_by_timer(seconds: float, code: int) -> None:
-    """Have the C library call _exit: no thread of Python runs any more once the interpreter takes itself down."""
+    """Let the C library call _exit: Python's threads stop while the interpreter shuts down."""
     libc = ctypes.CDLL(None)
     library = libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1")
     event = _SignalEvent(value=code, notify=_SIGEV_THREAD, function=ctypes.cast(libc._exit, ctypes.c_void_p).value)

@@ -1,6 +1,6 @@
-"""What each module that owns a matrix did in its last forward: FP8 or not, with which recipe, and why not.
+"""Describe what each module with a matrix did in its last forward pass: FP8 or not, with which recipe, and why not.
 
-The state is what Transformer Engine keeps on the module; see `probe`.
+Transformer Engine keeps this state on the module (see `probe`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _RAW = (
     "disable_parameter_transpose_cache", "save_original_input", "te_quant_params",
 )  # fmt: skip
 
-# --- What a module says of itself ------------------------------------------------------------------------------------
+# --- The state of a module -------------------------------------------------------------------------------------------
 
 
 def facts(module: Any) -> dict[str, Any]:
-    """The state of one module after its last forward: raw values, recipe, quantizers, kinds of weights, if known."""
+    """Return the state of a module after its last forward pass: raw values, recipe, quantizers, kinds of weights."""
     metas = [getattr(module, "fp8_meta", None), *_values(getattr(module, "_fp8_metas", None))]
     recipe = None
     for meta in metas:
@@ -46,7 +46,7 @@ def facts(module: Any) -> dict[str, Any]:
 
 
 def _quantizers(module: Any) -> dict[str, list[str]] | None:
-    """The classes of a module's quantizers for each side, forward and backward."""
+    """Return the classes of a module's quantizers for each side, forward and backward."""
     found = getattr(module, "quantizers", None) or getattr(module, "_quantizers", None)
     if not isinstance(found, Mapping):
         return None
@@ -57,28 +57,28 @@ def _quantizers(module: Any) -> dict[str, list[str]] | None:
 
 
 def matrices(module: Any) -> list[Any]:
-    """The module's own parameters that a GEMM or a look-up can use: those of two dimensions or more."""
+    """Return the module's own parameters that a GEMM or a look-up can use, which have at least two dimensions."""
     if not hasattr(module, "parameters"):
         return []
     return [parameter for parameter in module.parameters(recurse=False) if getattr(parameter, "ndim", 0) >= 2]
 
 
 def _ran_fp8(module: Any) -> bool:
-    """Whether the last forward was in FP8 (or FP4, which Transformer Engine calls the same)."""
+    """Return whether the last forward pass was in FP8, or in FP4, for which Transformer Engine uses the same names."""
     if getattr(module, "fp8", None) is True:
         return True
     return bool(_values(getattr(module, "_fp8_metas", None))) and getattr(module, "_quantizers", None) is not None
 
 
 def _values(mapping: Any) -> list[Any]:
-    """The values of a mapping that are not None; none of anything else."""
+    """Return the values of a mapping that are not None; none for any other object."""
     if not isinstance(mapping, Mapping):
         return []
     return [value for value in mapping.values() if value is not None]
 
 
 def _base(module: Any) -> str | None:
-    """The class of Transformer Engine, or else of Megatron's tensor parallel layers, that a module is made of."""
+    """Return the class of Transformer Engine, Megatron's tensor parallel layers or torch that a module derives from."""
     for kind in type(module).__mro__:
         if kind.__module__.startswith(("transformer_engine", "megatron.core.tensor_parallel", "torch.nn")):
             return f"{kind.__module__.split('.', 1)[0]}.{kind.__name__}"
@@ -94,17 +94,17 @@ def _recipe_values(recipe: Any) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON knows: a name or a short text for anything else."""
+    """Return a value for JSON: a name or a short text for types that JSON lacks."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return getattr(value, "name", None) or str(value)[:60]
 
 
-# --- Why a module is as it is ----------------------------------------------------------------------------------------
+# --- Why a module did not run in FP8 ---------------------------------------------------------------------------------
 
 
 def role(name: str, found: Mapping[str, Any]) -> str:
-    """`linear`, or what else owns a matrix: `embedding`, `lm head`, `router`, `other`."""
+    """Return the role of a module with a matrix: `linear`, `embedding`, `lm head`, `router` or `other`."""
     kind, base = found["class"], str(found["base"] or "")
     last = name.rpartition(".")[2]
     if last == "output_layer" or "LMHead" in kind:
@@ -120,13 +120,13 @@ def role(name: str, found: Mapping[str, Any]) -> str:
 
 
 def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer: int | None) -> str | None:
-    """Why a module did not run under FP8; None if it did, or if there is no reason. `layer` counts from 1."""
+    """Return why a module did not run in FP8; None if it did, or if there is no reason. `layer` counts from 1."""
     if found["ran_fp8"]:
         return None
     if what == "embedding":
         return "a look-up, not a GEMM"
     if not (asked.get("fp8") or asked.get("fp4")):
-        return "FP8 is not asked for"
+        return "FP8 was not requested"
     if what == "router":
         return "Megatron computes routing in higher precision"
     if what == "lm head" and not asked.get("fp8_output_proj"):
@@ -143,26 +143,26 @@ def reason(what: str, found: Mapping[str, Any], asked: Mapping[str, Any], layer:
 
 
 def chunks_of(model: Any) -> list[Any]:
-    """The chunks of a rank's model, which Megatron gives as a list, or as one module."""
+    """Return the chunks of a rank's model, which Megatron passes as a list or as one module."""
     if isinstance(model, list | tuple):
         return list(model)
     return [model]
 
 
 def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
-    """(name, module, layer number, replaced) of every module that owns a matrix.
+    """Yield (name, module, layer number, replaced) for every module with a matrix.
 
-    Megatron hides the operations of `--use-transformer-engine-op-fuser` in a tuple, `_fused_impl`: they run in place
-    of the modules below them, whose weights they share. Those are `replaced`.
+    Megatron hides the operations of `--use-transformer-engine-op-fuser` in a tuple, `_fused_impl`. They run in place of
+    the modules below, whose weights they share: these modules are `replaced`.
     """
     numbers: dict[str, int | None] = {"": None}
     replaced: list[str] = []
     for name, module in chunk.named_modules():
         parent = name.rpartition(".")[0]
         number = getattr(module, "layer_number", None)
-        # Only transformer layers know their number in the whole model; what is below them may count otherwise.
+        # Only transformer layers have the number in the whole model; modules below them may count differently.
         transformer = type(module).__name__.endswith("Layer") and "mtp" not in name
-        numbers[name] = numbers.get(parent)  # the outermost one's
+        numbers[name] = numbers.get(parent)  # of the outermost layer
         if not numbers[name] and isinstance(number, int) and transformer:
             numbers[name] = number
         hidden = getattr(module, "_fused_impl", None)
@@ -177,7 +177,7 @@ def walk(chunk: Any) -> Iterator[tuple[str, Any, int | None, bool]]:
 
 
 def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The modules of this rank in groups that are alike in everything but their layer, and their sums."""
+    """Return the modules of this rank in groups that only differ in their layer, and the totals."""
     groups: dict[str, dict[str, Any]] = {}
     totals = {"linears": 0, "fp8": 0, "explained": 0, "unexplained": 0, "weights": 0, "fp8_weights": 0}
     for chunk in chunks:
@@ -197,7 +197,7 @@ def probe(chunks: list[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
             _count(totals, what, found, why, replaced, shared="._fused_impl." in name)
     for group in groups.values():
         group["layers"] = _ranges(sorted(group["layers"]))
-    # Empty entries are left out, so that the line is short enough for one write.
+    # Without empty entries the line is short enough for one write.
     return {"totals": totals, "groups": list(map(_without_empty, groups.values()))}
 
 
@@ -208,7 +208,7 @@ def _without_empty(group: Mapping[str, Any]) -> dict[str, Any]:
 def _count(
     totals: dict[str, int], what: str, found: Mapping[str, Any], why: str | None, replaced: bool, shared: bool
 ) -> None:
-    if not shared:  # Weights of fused operations are those of the modules that they replace.
+    if not shared:  # Fused operations share the weights of the modules that they replace.
         totals["fp8_weights"] += sum(n for kind, n in found["weights"].items() if is_quantized(kind))
         if what != "embedding":
             totals["weights"] += sum(found["weights"].values())
@@ -224,7 +224,7 @@ def _count(
 
 
 def is_quantized(kind: str) -> bool:
-    """Whether a tensor class of this name holds FP8 or FP4: all names of Transformer Engine's do (2.0 to 2.20)."""
+    """Return whether a tensor class has FP8 or FP4 values, by its name in Transformer Engine 2.0 to 2.20."""
     return kind.startswith(("Float8", "MXFP8", "NVFP4", "HybridQuantized"))
 
 

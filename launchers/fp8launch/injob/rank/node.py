@@ -1,15 +1,17 @@
 """One torchrun per node: `python node.py --nproc-per-node G [--worker PROGRAM] [OPTIONS] -- ARGUMENTS...`
 
-Starts G processes of PROGRAM (worker.py, or another program beside it) with OPTIONS and ARGUMENTS on this node, through
-torch.distributed.run with a static rendezvous: the job knows its nodes and their order (SLURM_NNODES, SLURM_NODEID,
-MASTER_ADDR, MASTER_PORT), so nothing needs discovering, and a second start of the same job cannot meet the first.
-Without Slurm's variables this is the only node. The workers write straight to this process's stdout and stderr, line
-for line what Megatron prints.
+Starts G processes of PROGRAM (worker.py, or another program in the same folder) with OPTIONS and ARGUMENTS on this
+node, through torch.distributed.run with a static rendezvous: the job knows its nodes and their order (SLURM_NNODES,
+SLURM_NODEID, MASTER_ADDR, MASTER_PORT), so nothing needs discovering, and a second start of the same job cannot meet
+the first. Without Slurm's variables this is the only node. The workers write directly to this process's stdout and
+stderr.
 
-Three things differ from plain torchrun. A signal asks the workers and waits for them (torchrun kills them after 30
-seconds, whatever they are saving, and then reports failure). And the exit code is the first failed worker's, not
-always 1. And SIGUSR1 brings the stack of every rank, one after the other: all write to one stream, and a stack comes in
-pieces.
+Three things differ from plain torchrun:
+
+- A signal is passed on to the workers, which may take as long as they need. torchrun kills them after 30 seconds, even
+  while they save, and reports a failure.
+- The exit code is the first failed worker's, not always 1.
+- SIGUSR1 prints the stacks of the ranks one by one: all ranks share one stream, and a stack is written in pieces.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -41,9 +43,9 @@ STACKS_WITHIN = 3.0  # seconds; the hang watchdog waits longer
 def launch_arguments(
     env: Mapping[str, str], per_node: int, worker: Path, options: list[str], argv: list[str]
 ) -> list[str]:
-    """torchrun's arguments for this node. Pure but for the free port of a single node that has none.
+    """Return torchrun's arguments for this node. A single node without MASTER_PORT gets a free port.
 
-    Raises ranks.EnvironmentProblem when several nodes have no common address.
+    Raises ranks.EnvironmentProblem if several nodes have no common address.
     """
     nodes = env.get("SLURM_NNODES") or "1"
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
@@ -68,9 +70,9 @@ def launch_arguments(
 
 
 def run_on_a_free_port(start: Callable[[], None]) -> None:
-    """Start torchrun, and again where another program took the port between its choice and its use.
+    """Start torchrun, and again if another program took the port between its choice and its use.
 
-    `start` chooses the port. torchrun binds it before it starts any worker. A port that the job states is used once.
+    `start` chooses the port, which torchrun binds before it starts any worker. A port that the job sets is tried once.
     """
     tries = 1 if os.environ.get("MASTER_PORT") else PORT_TRIES
     for left in reversed(range(tries)):
@@ -85,11 +87,11 @@ def run_on_a_free_port(start: Callable[[], None]) -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Process ids of `parent`'s direct children, from /proc."""
+    """Return the process ids of the direct children of `parent`, from /proc."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # It ended meanwhile.
-            # The command's name, in parentheses, may hold anything; after it come the state and the parent.
+            # The command name, in parentheses, may contain anything. The state and the parent follow it.
             if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(stat.parent.name))
     return found
@@ -110,23 +112,20 @@ def forward_signals(stacks: Path) -> None:
 def show_stacks(folder: Path) -> None:
     """Print the stacks that this node's ranks wrote at SIGUSR1 (signals.py), each line with its rank."""
     for file in sorted(folder.iterdir(), key=lambda f: int(f.name)):
-        # Once: the signal came from Slurm and through this process too.
+        # Print each stack once: ranks get the signal from Slurm and from this process.
         head, _, stack = file.read_text(errors="replace").partition("\n")
-        lines = ["no stack"]
-        if head:
-            lines = [head, *stack.partition(head)[0].splitlines()]
+        lines = [head, *stack.partition(head)[0].splitlines()] if head else ["no stack"]
         for line in lines:
             print(f"[rank{file.name}]: {line}", file=sys.stderr, flush=True)
 
 
 def program(name: str) -> Path:
-    """Return the program of that name: a path, a file beside this one, or a file in the `injob` of a plugin."""
+    """Return the program of that name: a path, a file in this folder, or a file in the `injob` of a plugin."""
     folder = Path(__file__).resolve().parent
-    beside = folder / name
-    if not beside.exists():
+    if not (folder / name).exists():
         for found in folder.parents[1].glob(f"plugins/*/injob/{name}"):
             return found
-    return beside
+    return folder / name
 
 
 def main() -> None:
@@ -148,7 +147,7 @@ def main() -> None:
         metavar="PROGRAM",
         help="a program here or in a plugin, or its path",
     )
-    # The rest are the program's own options, such as worker.py's --script.
+    # The remaining options are the program's, such as worker.py's --script.
     ours, options = parser.parse_known_args(own)
 
     worker = program(ours.worker)
@@ -164,7 +163,7 @@ def main() -> None:
     if unresolved := ranks.unresolved_address(os.environ):
         print(f"fp8launch: {unresolved}", file=sys.stderr)
         sys.exit(3)
-    gc.disable()  # importing torch would spend a fifth of its time on garbage that is not there
+    gc.disable()  # the garbage collector takes a fifth of torch's import time and finds nothing
     try:
         from torch.distributed import run
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -179,8 +178,8 @@ def main() -> None:
     forward_signals(Path(stacks.name))
     own = []
     if "--signals-to-handle" in run.get_args_parser().format_help():
-        # The signals that torchrun's agent handles itself: not SIGTERM. Where this option does not exist yet, it takes
-        # SIGTERM back when it starts the workers, and they have its 30 seconds.
+        # The signals that torchrun's agent handles itself, without SIGTERM. In older releases, without this
+        # option, the agent also handles SIGTERM, and kills the workers after 30 seconds.
         own = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"]
     try:
         run_on_a_free_port(lambda: run.main([*own, *arguments()]))

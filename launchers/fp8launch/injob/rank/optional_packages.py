@@ -23,7 +23,7 @@ _SSM = "pip install --no-build-isolation mamba-ssm causal-conv1d"
 
 
 def needs(value: Callable[[str], object]) -> Iterator[Need]:
-    """Yield what a run imports. `value` returns an argument by Megatron's attribute name, None if it is not set.
+    """Yield the packages that a run needs. `value` returns an argument by Megatron's attribute name, None if unset.
 
     Sources, in Megatron-Core 0.17 to 0.19: core/optimizer/emerging_optimizers.py, core/transformer/moe/fused_a2a.py,
     core/ssm/mamba_mixer.py and core/ssm/gated_delta_net.

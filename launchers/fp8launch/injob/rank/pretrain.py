@@ -1,8 +1,8 @@
 """GPT pre-training on `megatron.training` 0.17 to 0.19, dense and MoE, on mock or indexed data.
 
-Everything that Megatron's arguments can say about model, parallelism, precision, optimizer, checkpoints and logging
-is Megatron's own; this file only connects it. What needs another data path (packed sequences, fine-tuning, RL) is
-refused: name Megatron-LM's script in the recipe for those.
+Megatron itself implements everything that its arguments set: model, parallelism, precision, optimizer, checkpoints and
+logging. This file only starts it. Arguments that need another data path (packed sequences, fine-tuning, RL) are
+refused: set `launch.script` to the Megatron-LM script that supports them.
 """
 
 # mypy: disable-error-code="import-not-found, no-any-return"
@@ -33,13 +33,13 @@ NOT_HERE = {
     "--hybrid-layer-pattern": "hybrid (Mamba) models",
     "--yaml-cfg": "arguments from a YAML file",
 }
-SPIKE = 10.0  # A loss of more than this many times the largest seen so far is a spike (--check-for-spiky-loss).
+SPIKE = 10.0  # A loss is a spike if it exceeds the largest loss so far by this factor (--check-for-spiky-loss).
 
 straggler = StragglerDetector()
 
 
 def loss(mask: torch.Tensor, per_token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum of the token losses, the number of tokens, and both as the reported `lm loss` (Megatron divides them).
+    """Return the sum of the token losses, the number of tokens, and both as the reported `lm loss`, a quotient.
 
     `per_token` and `mask` are [micro batch, sequence]; masked tokens count in neither.
     """
@@ -51,7 +51,7 @@ def loss(mask: torch.Tensor, per_token: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _check(total: torch.Tensor) -> None:
-    """Hand a bad loss to Megatron's re-run machinery, which decides between hardware fault and divergence."""
+    """Pass a bad loss to Megatron's re-run machinery, which distinguishes hardware faults from divergence."""
     args = get_args()
     machine = get_rerun_state_machine()
     if args.check_for_nan_in_loss_and_grad:
@@ -74,8 +74,7 @@ def _check(total: torch.Tensor) -> None:
 
 
 def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_schedule_plan: bool = False) -> Any:
-    """One micro batch through this stage; returns its output (or its schedule plan) and the loss function to
-    apply."""
+    """Run one micro batch through this stage. Return its output (or its schedule plan) and the loss function."""
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     with straggler(bdata=True):
@@ -84,11 +83,8 @@ def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_sc
     timers("batch-generator").stop()
 
     with straggler:
-        # --overlap-moe-expert-parallel-comm interleaves the layers of two micro batches, from plans instead of
-        # outputs.
-        run = model
-        if return_schedule_plan:
-            run = model.build_schedule_plan
+        # --overlap-moe-expert-parallel-comm interleaves the layers of two micro batches by their schedule plans.
+        run = model.build_schedule_plan if return_schedule_plan else model
         output = run(
             batch["tokens"],
             batch["position_ids"],
@@ -100,7 +96,7 @@ def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_sc
 
 
 def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
-    """For Megatron's set-up of process groups, which asks before any model exists."""
+    """Return the ranks with embeddings, which Megatron needs for its process groups before any model exists."""
     return gpt_data.embedding_ranks(_transformer_config(), pipeline_ranks)
 
 
@@ -113,24 +109,24 @@ def _transformer_config() -> Any:
 
 
 def refused(argv: list[str]) -> list[str]:
-    """A line for each argument that asks for what this entry does not do."""
+    """Return a line for each argument that this entry does not support."""
     flags = {argument.split("=", 1)[0] for argument in argv}
     advice = "name Megatron-LM's pretrain_gpt.py as the script"
-    lines = []
-    for flag, what in NOT_HERE.items():
-        if flag in flags:
-            lines.append(f"{flag} ({what}) is not supported by fp8launch's own entry; {advice}")
-    return lines
+    return [
+        f"{flag} ({what}) is not supported by fp8launch's own entry; {advice}"
+        for flag, what in NOT_HERE.items()
+        if flag in flags
+    ]
 
 
 def main(started: float) -> None:
-    """Train as sys.argv says. `started` is when the process started (seconds since 1970), for Megatron's start-up
-    report.
+    """Train with the arguments in sys.argv.
 
-    The order of `pretrain()`'s parameters differs in each version, so all go by name.
+    `started` is when the process started (seconds since 1970), for Megatron's start-up report. Arguments of
+    `pretrain()` are passed by name, because their order differs in each version.
     """
     set_startup_timestamps(program_start=started, main_entry=time.time())
-    _leave_out_help_texts()
+    leave_out_help_texts()
     run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     parameters = inspect.signature(pretrain).parameters
     arguments: dict[str, Any] = {
@@ -151,10 +147,10 @@ def main(started: float) -> None:
     leaving.end_process_group()
 
 
-def _leave_out_help_texts() -> None:
-    """Let Megatron's parser do without help texts, which this entry never prints.
+def leave_out_help_texts() -> None:
+    """Make Megatron's parser skip help texts, which this entry never prints.
 
-    Megatron digs them out of its own source each time it parses its arguments, which it does three times.
+    Megatron extracts them from its own source each time it parses its arguments, which it does three times.
     """
     factory: Any = getattr(argument_utils, "ArgumentGroupFactory", None)
     if hasattr(factory, "_get_field_docstrings"):
@@ -166,9 +162,8 @@ def _parsed() -> dict[str, Any]:
 
     args = parse_and_validate_args()
     config_fields.set_config_fields(args)
-    kind = "gpt"
-    if getattr(args, "hybrid_layer_pattern", None) is not None:
-        kind = "hybrid"  # in rehearsals only
+    # Hybrid models occur in rehearsals only.
+    kind = "gpt" if getattr(args, "hybrid_layer_pattern", None) is None else "hybrid"
     model = getattr(argument_utils, f"{kind}_config_from_args", lambda _: None)(args)  # 0.19: Megatron builds the model
     return {"cfg_container": argument_utils.pretrain_cfg_container_from_args(args, model)}
 

@@ -1,12 +1,11 @@
-"""Ends a helper process of a rank when the rank is gone.
+"""End the helper processes of a rank when the rank is gone.
 
-A rank that is killed cannot end its helpers (data loaders, writers of checkpoints, managers, trackers), and Slurm waits
-for all of them. Every helper looks once a second whether its rank is still there. The kernel's own signal for this
-(PR_SET_PDEATHSIG) comes when the *thread* ends that started the helper, which is too early for one that a thread
-started.
+A killed rank cannot end its helpers (data loaders, checkpoint writers, managers, trackers), and Slurm waits for all of
+them. So every helper checks once a second whether its rank still exists. The kernel's own signal for this
+(PR_SET_PDEATHSIG) is sent when the *thread* that started the helper ends, which may be too early.
 
-Loaded by `signals`, and by its path at the start of every process that multiprocessing starts afresh: standard library
-only, and nothing of fp8launch.
+`signals` imports this module, and every process that multiprocessing starts afresh executes it by its path: it uses
+only the standard library, and nothing of fp8launch.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import signal
 import threading
 import time
 
-AGENT = "FP8LAUNCH_AGENT"  # the process of node.py that started this rank; supervisor/training_step.py knows it too
+AGENT = "FP8LAUNCH_AGENT"  # the process of node.py that started this rank; local_job.py knows it too
 EVERY = 1.0  # seconds
 
 
 def start_time(pid: int) -> str | None:
-    """When a process was started, as the kernel counts; None for one that has ended."""
+    """Return the start time of a process in the kernel's clock ticks; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 (runs at every start of a helper)
-            # The command's name, in parentheses, may hold anything; the state follows, and the start is the 22nd field.
+            # The command name, in parentheses, may contain anything. The state follows, and the start is the 22nd
+            # field.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -32,13 +32,13 @@ def start_time(pid: int) -> str | None:
 
 
 def end_with(pid: int, started: str | None) -> None:
-    """End this process, and what it forks, when process `pid`, which was started then, is gone."""
+    """End this process and its forks when the process `pid` with that start time is gone."""
     _watch(pid, started)
     os.register_at_fork(after_in_child=lambda: _watch(pid, started))
 
 
 def tie_forks() -> None:
-    """In a rank: what it forks ends with it."""
+    """Make the forks of this rank end with it."""
     rank, started = os.getpid(), start_time(os.getpid())
     os.register_at_fork(after_in_child=lambda: _watch(rank, started))
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 
 
 class EnvironmentProblem(Exception):
-    """The environment does not say who this process is; the message says what is missing."""
+    """The environment does not define this process's rank; the message names what is missing."""
 
 
 def unresolved_address(env: Mapping[str, str], patience: float = 20.0) -> str | None:
-    """Why this process cannot find MASTER_ADDR, after `patience` seconds of trying; None when it can.
+    """Return why this process cannot resolve MASTER_ADDR within `patience` seconds; None if it can.
 
-    torch tries on for half an hour and more, with no word of the reason.
+    torch keeps trying for half an hour or more, without printing the reason.
     """
     address = env.get("MASTER_ADDR")
     end = time.monotonic() + patience
@@ -40,16 +40,16 @@ def unresolved_address(env: Mapping[str, str], patience: float = 20.0) -> str | 
 
 
 def free_port() -> int:
-    """A TCP port that nothing on this host listens on now."""
+    """Return a TCP port that is free on this host."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def tasks_per_node(compressed: str) -> list[int]:
-    """Slurm's compressed task counts, one number per node: `2(x3),1` is [2, 2, 2, 1].
+    """Expand Slurm's task counts to one number per node: `2(x3),1` is [2, 2, 2, 1].
 
-    Raises EnvironmentProblem for text of another shape.
+    Raises EnvironmentProblem for other text.
     """
     counts: list[int] = []
     for part in compressed.split(","):
@@ -70,10 +70,10 @@ def _integer(env: Mapping[str, str], name: str) -> int:
 
 
 def _slurm_local_world_size(env: Mapping[str, str]) -> int:
-    """Tasks of this step on this node.
+    """Return the number of this step's tasks on this node.
 
-    SLURM_NTASKS_PER_NODE exists only where the job asked by that option, and counts the step's own list
-    (SLURM_STEP_TASKS_PER_NODE) second, since a container runtime may drop either.
+    SLURM_NTASKS_PER_NODE is set only if the job used that option. SLURM_STEP_TASKS_PER_NODE is read next, because a
+    container runtime may drop either.
     """
     if env.get("SLURM_NTASKS_PER_NODE"):
         return _integer(env, "SLURM_NTASKS_PER_NODE")
@@ -87,13 +87,13 @@ def _slurm_local_world_size(env: Mapping[str, str]) -> int:
 
 
 def rank_environment(env: Mapping[str, str], port: Callable[[], int] = free_port) -> dict[str, str]:
-    """The variables to set so that torch.distributed and Megatron find this process's place; {} under torchrun.
+    """Return the variables that torch.distributed and Megatron need; {} under torchrun.
 
-    RANK decides: torchrun (or the caller) set the whole family, and it is left alone. Else SLURM_PROCID and
-    SLURM_NTASKS say it. Else this is the only process. MASTER_ADDR and MASTER_PORT are never guessed for several
-    processes: the address of the first node is known where the job starts, not here.
+    If RANK is set, torchrun or the caller has set all of them, and they are not changed. Otherwise SLURM_PROCID and
+    SLURM_NTASKS define the rank. Without these this is the only process. MASTER_ADDR and MASTER_PORT are never guessed
+    for several processes: only the job knows the address of its first node.
 
-    Raises EnvironmentProblem, naming the variable, when a family is incomplete or contradicts itself.
+    Raises EnvironmentProblem, naming the variable, if a set of variables is incomplete or contradicts itself.
     """
     if "RANK" in env:
         for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):

@@ -1,10 +1,10 @@
-"""Signals of a rank and of the processes that it starts for itself.
+"""Signals of a rank and of its helper processes.
 
-SIGTERM asks a rank to save and leave, and its helpers must outlive the signal. Slurm sends it to every process of a
-step. Megatron installs a handler that only takes note, in the rank and (as its forks have it too) in its data loader.
-Processes that multiprocessing starts afresh have none and are gone at once: the server of the queue through which the
-checkpoint's writers report, for one, and the save that was asked for fails. SIGUSR1 asks a rank for its stack: the
-supervisor's hang watchdog sends it. A helper whose rank was killed ends with it (`rank_watch`).
+SIGTERM asks a rank to save and exit, and its helpers must survive the signal, which Slurm sends to every process of a
+step. Megatron's handler only sets a flag, in the rank and in its forks, such as the data loader. Processes that
+multiprocessing starts afresh have no handler and die at once. One of them serves the queue through which the
+checkpoint's writers report, so the requested save would fail. SIGUSR1 asks a rank for its stack: the supervisor's hang
+watchdog sends it. A helper whose rank was killed ends with it (`rank_watch`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Any
 
 from fp8launch.injob.rank import rank_watch
 
-WITH_PARENT = {signal.SIGTERM, signal.SIGUSR1}  # what a helper leaves to the rank
+WITH_PARENT = {signal.SIGTERM, signal.SIGUSR1}  # helpers ignore these
 
 
 def tie_helpers_to_rank() -> None:
-    """From here on, helper processes leave SIGTERM to the rank, and end when the rank is gone.
+    """From here on, helper processes ignore SIGTERM, and end when the rank is gone.
 
-    What multiprocessing starts afresh has the signals blocked, and its parent ends it with SIGKILL. A second call does
-    nothing.
+    Processes that multiprocessing starts afresh have the signals blocked, and their parent ends them with SIGKILL. A
+    second call does nothing.
     """
     start: Any = util.spawnv_passfds
     if getattr(start, "ties_to_rank", False):
         return
 
     def start_tied(path: Any, arguments: Any, *rest: Any) -> Any:
-        # The mask of the calling thread is what a new process starts with; a handler would be lost, and a
-        # disposition is the whole process's.
+        # A new process inherits the calling thread's mask. A handler would be lost, and ignoring the signal would apply
+        # to the whole rank.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, WITH_PARENT)
         try:
             return start(path, _watching(arguments), *rest)
@@ -46,14 +46,14 @@ def tie_helpers_to_rank() -> None:
     start_tied.ties_to_rank = True  # type: ignore[attr-defined]
     util.spawnv_passfds = start_tied  # type: ignore[assignment]
     rank_watch.tie_forks()
-    atexit.register(_end_daemons)  # runs before multiprocessing's own, which was registered before
-    # Python ends daemonic children at its own exit by SIGTERM, and waits for them.
+    atexit.register(_end_daemons)  # runs before multiprocessing's own function, which was registered earlier
+    # At its exit Python ends daemonic children with SIGTERM and waits for them, but they ignore it.
     for popen in (popen_spawn_posix.Popen, popen_forkserver.Popen):
         popen.terminate = popen_fork.Popen.kill  # type: ignore[method-assign]
 
 
 def _watching(arguments: Any) -> list[Any]:
-    """The command of a fresh Python process, `python ... -c PROGRAM`, with the watch on its rank before the program."""
+    """Return the command `python ... -c PROGRAM` of a fresh process, with the watch on its rank before the program."""
     words = list(arguments)
     if "-c" in words[:-1]:
         at = words.index("-c") + 1
@@ -65,17 +65,17 @@ def _watching(arguments: Any) -> list[Any]:
 
 
 def _end_daemons() -> None:
-    """A rank that fails must not wait for its data loader, which catches SIGTERM and never exits."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each as a failure of its own
+    """Kill daemonic children: a failed rank must not wait for its data loader, which catches SIGTERM and stays."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each as a failure
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
 
 
 def answer_with_stack() -> None:
-    """SIGUSR1 prints where this process is, even while it waits inside C code; its forks ignore it.
+    """Make SIGUSR1 print the stack of this process, even while it waits inside C code. Its forks ignore the signal.
 
-    To stderr, or where torchrun's ranks share that of their node, to a file of its own in FP8LAUNCH_STACKS.
+    The stack goes to stderr. Ranks of torchrun share stderr, so each writes to its own file in FP8LAUNCH_STACKS.
     """
     folder = os.environ.get("FP8LAUNCH_STACKS")
     file = Path(folder, os.environ["RANK"]).open("w") if folder else sys.stderr  # noqa: SIM115

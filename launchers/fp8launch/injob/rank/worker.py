@@ -1,13 +1,14 @@
 """One process of a training job: `python worker.py [--script PATH] -- MEGATRON-ARGUMENTS...`
 
-Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables left alone) or alone. Runs
-fp8launch's own pre-training entry, or the script named (a Megatron-LM checkout's pretrain_gpt.py), after the same
-preparation. Exit codes are the training's own; 2 is a request that cannot work, 3 something that the machine lacks.
-SIGTERM is left to the training, and helper processes outlive the signal; SIGUSR1 prints the stack. A process that has
-not ended a minute after its training leaves without waiting longer (`leaving`).
+Started once per GPU, by srun (rank from Slurm's variables), by torchrun (variables unchanged) or alone. Prepares the
+process, then runs fp8launch's own pre-training entry or the given script (such as pretrain_gpt.py of a Megatron-LM
+checkout). Exit codes are the training's own, except 2 for a request that cannot work and 3 if the machine lacks
+something. The training handles SIGTERM, and helper processes survive the signal; SIGUSR1 prints the stack. A process
+that is still running a minute after its training is made to exit (`leaving`).
 
-Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE and FP8LAUNCH_PROFILE_ITERATION as in `probe`;
-FP8LAUNCH_STOP_AT as in `minutes_left`; FP8LAUNCH_LEAVE_WITHIN as in `leaving`.
+Environment: FP8LAUNCH_DEVICE=cuda (default) or cpu; FP8LAUNCH_PROBE as in `probe`; FP8LAUNCH_NODE_TIMES as in
+`forward_times`; FP8LAUNCH_STOP_AT as in `minutes_left`; FP8LAUNCH_LEAVE_WITHIN as in `leaving`; variables of the
+plugins' measurements.
 """
 # mypy: disable-error-code="import-not-found, no-any-return"
 
@@ -19,7 +20,7 @@ STARTED = time.time()  # before anything heavy is imported: Megatron reports the
 
 import gc
 
-# Imports make a million objects that stay. To search them for garbage takes a third of the processor time of a start.
+# Imports create a million permanent objects. Searching them for garbage takes a third of the CPU time of a start.
 gc.disable()
 
 import importlib
@@ -46,28 +47,26 @@ TESTED_MEGATRON = ((0, 17), (0, 18), (0, 19))
 
 
 def stop(code: int, message: str) -> NoReturn:
-    """One line on stderr, then out."""
+    """Print a line to stderr and exit."""
     print(f"fp8launch: {message}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
 def option(argv: list[str], flag: str) -> str | None:
-    """The value that argparse would take for `flag`: the last one given, as `--flag value` or `--flag=value`."""
+    """Return the value that argparse takes for `flag`: the last one, as `--flag value` or `--flag=value`."""
     value = None
     for position, argument in enumerate(argv):
         if argument == flag:
-            value = ""
-            if position + 1 < len(argv):
-                value = argv[position + 1]
+            value = argv[position + 1] if position + 1 < len(argv) else ""
         elif argument.startswith(flag + "="):
             value = argument.split("=", 1)[1]
     return value
 
 
 def low_precision_problem(argv: list[str], device: str) -> str | None:
-    """Why the FP8 or FP4 that `argv` asks for would not happen; None if none is asked for or it can.
+    """Return why requested FP8 or FP4 would not be used; None if it will be, or is not requested.
 
-    Megatron itself accepts these and silently trains in bf16: only Transformer Engine's layers look at the format.
+    Megatron accepts these arguments and silently trains in bf16: only Transformer Engine's layers read the format.
     """
     for flag in ("--fp8-format", "--fp4-format"):
         value = option(argv, flag)
@@ -87,7 +86,7 @@ def low_precision_problem(argv: list[str], device: str) -> str | None:
 
 
 def megatron_version() -> tuple[str, tuple[int, ...]]:
-    """Version of the Megatron-Core that would be imported, from its own file: importing it takes seconds."""
+    """Return the version of the Megatron-Core that would be imported, from its files: an import takes seconds."""
     found = importlib.util.find_spec("megatron")
     folders = getattr(found, "submodule_search_locations", None) or []
     for folder in folders:
@@ -127,9 +126,7 @@ def check_gpu() -> None:
 
     visible = torch.cuda.device_count()
     if visible == 0:
-        built = "a CPU-only build"
-        if torch.version.cuda:
-            built = f"CUDA {torch.version.cuda}"
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU-only build"
         stop(
             MACHINE_LACKS,
             f"no GPU is visible to torch {torch.__version__} ({built}); for a run without: FP8LAUNCH_DEVICE=cpu",
@@ -144,13 +141,13 @@ def check_gpu() -> None:
 
 
 def prepare(device: str) -> None:
-    """Everything that must be in place before Megatron is imported by the entry, the script or another program."""
+    """Prepare the process for the entry, the script or another program that imports Megatron."""
     prepare_process(device)
     prepare_megatron(device)
 
 
 def prepare_process(device: str) -> None:
-    """The part that needs neither torch nor Megatron."""
+    """Do the part of the preparation that needs neither torch nor Megatron."""
     python311.install()
     signals.tie_helpers_to_rank()
     signals.answer_with_stack()
@@ -166,39 +163,41 @@ def prepare_megatron(device: str) -> None:
         cpu.install()
     else:
         cache_folders.give_triton_a_cache()
-        from fp8launch.injob.rank.compat import apex_wgrad, delayed_weights
+        from fp8launch.injob.rank.compat import apex_wgrad
 
         apex_wgrad.install()
-        delayed_weights.install()
-    from fp8launch.injob.rank.compat import datasets_helper, save_queue
+    from fp8launch.injob.rank.compat import checkpointing, datasets_helper
 
+    if device != "cpu":
+        checkpointing.load_weights_with_their_scale()
+    checkpointing.report_saves_in_bytes()
     try:
         datasets_helper.install()
     except datasets_helper.HelperProblem as problem:
         stop(MACHINE_LACKS, str(problem))
-    save_queue.install()
 
 
 def refuse_missing_cpu_flags(argv: list[str]) -> None:
-    """Stop where the arguments lack what training on a CPU needs."""
+    """Exit if the arguments lack what training on a CPU needs."""
     missing = cpu_process.missing_flags(argv)
     if missing:
         stop(WRONG_REQUEST, f"training on a CPU also needs: {' '.join(missing)}")
 
 
 def watch_megatron() -> None:
-    """Have Megatron-LM's training loop watched for evidence of FP8."""
-    from fp8launch.injob.rank import probe, tensor_stats
+    """Have Megatron-LM's training loop watched, for evidence of FP8 and for slow nodes."""
+    from fp8launch.injob.rank import forward_times, probe, training_loop
 
+    forward_times.install()
     try:
-        tensor_stats.install()
-    except tensor_stats.StatsProblem as problem:
+        training_loop.install_measurements()
+    except training_loop.CannotMeasure as problem:
         stop(MACHINE_LACKS, str(problem))
     probe.install()
 
 
 def prepare_at_import(device: str) -> None:
-    """Prepare where a script is about to import torch or Megatron."""
+    """Prepare when a script is about to import torch or Megatron."""
     gc.disable()
     prepare_megatron(device)
     watch_megatron()
@@ -206,10 +205,11 @@ def prepare_at_import(device: str) -> None:
 
 
 def minutes_left() -> int | None:
-    """The minutes after which to save and exit; None for no limit. FP8LAUNCH_STOP_AT is when (seconds since 1970).
+    """Return the minutes after which to save and exit; None for no limit.
 
-    Counted from here, not from the job's start: a container may take minutes to come up. One rank is enough for all to
-    leave: a node whose clock is ahead makes them leave early, and none makes them leave late.
+    FP8LAUNCH_STOP_AT is the time in seconds since 1970. Minutes count from this process's start, not from the job's: a
+    container may take minutes to start. All ranks exit as soon as one does, so a clock that is ahead makes them exit
+    early, and no clock makes them exit late.
     """
     stop_at = os.environ.get("FP8LAUNCH_STOP_AT")
     if not stop_at:
@@ -218,7 +218,7 @@ def minutes_left() -> int | None:
 
 
 def stop_arguments(argv: list[str]) -> list[str]:
-    """What makes Megatron save and leave in time."""
+    """Return the arguments that make Megatron save and exit in time."""
     minutes = minutes_left()
     if minutes is None or option(argv, "--exit-duration-in-mins") is not None:
         return []
@@ -226,7 +226,7 @@ def stop_arguments(argv: list[str]) -> list[str]:
 
 
 def train(script: Path | None, argv: list[str]) -> None:
-    """Train by the script, or by fp8launch's own entry."""
+    """Train with the script, or with fp8launch's own entry."""
     if script is None:
         run_to_the_end(lambda: run_entry(argv))
     else:
@@ -234,11 +234,11 @@ def train(script: Path | None, argv: list[str]) -> None:
 
 
 def run_to_the_end(training: Callable[[], None]) -> None:
-    """Train, and see that this process ends when the training has, however it ends."""
+    """Train, and make sure that this process ends after the training, however that ends."""
     try:
         training()
     except SystemExit as left:
-        # Megatron leaves so at a signal, at the time limit and at --exit-interval, once it has saved.
+        # Megatron raises this at a signal, at the time limit and at --exit-interval, after it has saved.
         leaving.training_is_over(leaving.exit_code(left))
         raise
     except BaseException:
@@ -248,7 +248,7 @@ def run_to_the_end(training: Callable[[], None]) -> None:
 
 
 def collect_garbage() -> None:
-    """Let Python collect garbage from here on, without looking at what has been imported."""
+    """Enable garbage collection from here on, without searching imported objects."""
     gc.freeze()
     gc.enable()
 
@@ -271,9 +271,9 @@ def run_entry(argv: list[str]) -> None:
 
 
 def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The script, if one is named, and Megatron's arguments.
+    """Return the script, if there is one, and Megatron's arguments.
 
-    Ours come first. The `--` after them may be gone: torchrun's argument parser eats it.
+    Our arguments come first. The `--` after them may be missing, because torchrun's argument parser removes it.
     """
     script = None
     if arguments[:1] == ["--script"]:
@@ -288,7 +288,7 @@ def own_arguments(arguments: list[str]) -> tuple[Path | None, list[str]]:
 def begin() -> str:
     """Make this process a rank of the job; return its device, `cuda` or `cpu`."""
     leaving.skip_native_exit()
-    # A log that is read while the job runs must not lag by a block.
+    # The log is read while the job runs, so it must not lag by a block.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
@@ -305,7 +305,7 @@ def begin() -> str:
 
 
 def announce() -> None:
-    """Print this rank's node, and end with the agent that started the rank."""
+    """Print this rank's node, and make the rank end with the agent that started it."""
     node_info.announce()
     agent = os.environ.pop(rank_watch.AGENT, None)
     if agent:
@@ -319,7 +319,7 @@ def main() -> None:
     if script is not None:
         if not script.is_file():
             stop(WRONG_REQUEST, f"no such script: {script}")
-        # As `python script` would: the checkout's own megatron package comes before an installed one.
+        # As `python script` does: the checkout's megatron package comes before an installed one.
         sys.path.insert(0, str(script.resolve().parent))
 
     check_software(script)
@@ -334,7 +334,7 @@ def main() -> None:
         refuse_missing_cpu_flags(argv)
     prepare_process(device)
     if script is not None and device == "cpu":
-        # A script that imports neither starts without the seconds that both take.
+        # A script that imports neither starts seconds sooner.
         before_import.call(lambda: prepare_at_import(device), "torch", "megatron")
     else:
         prepare_megatron(device)

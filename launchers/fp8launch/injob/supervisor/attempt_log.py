@@ -1,11 +1,10 @@
-"""The run folder as a job sees it: the plan of submission (survive.json), and the log of attempts (attempts.json).
-
-Standard library only, on any Python from 3.7: this runs on a compute node's own Python, outside the image.
-"""
+"""The run folder as a job sees it: the plan of submission (survive.json), and the log of attempts (attempts.json)."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
+import dataclasses
+import glob
 import json
 import os
 import time
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fp8launch.injob.supervisor import checkpoints, retry_policy
+from fp8launch.injob.supervisor import checkpoints, job_scheduler, retry_policy
 
 PLAN = "survive.json"
 ATTEMPTS = "attempts.json"
@@ -36,10 +35,10 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 class Run:
-    """The run folder as this job sees it.
+    """The run folder as this job sees it, and the scheduler that runs the job.
 
-    `plan` is what was decided at submission; `state` is what attempts.json holds: the attempts so far, which job has
-    its turn (`owner`), which one waits, which nodes are left out, and how the run ended, if it did.
+    `plan` was made at submission. `state` is the content of attempts.json: the attempts so far, the current job
+    (`owner`), the job that waits, excluded nodes, and how the run ended, if it did.
     """
 
     def __init__(self, folder: Path, attempt: Path, env: Mapping[str, str]) -> None:
@@ -55,7 +54,8 @@ class Run:
             self.state = _new()
             self.damage = f"{problem}: the count of attempts starts again"
         self.checkpoint = folder / self.plan["checkpoint"]
-        self.job = attempt.name.rpartition("-")[0]  # as Slurm's commands take it, a task of an array too
+        self.job = attempt.name.rpartition("-")[0]  # as the scheduler's commands take it
+        self.scheduler = job_scheduler.load(self.job, folder, env, self.plan)
 
     @property
     def name(self) -> str:
@@ -63,16 +63,15 @@ class Run:
 
     @property
     def log(self) -> Path:
-        return self.attempt.with_suffix(".log")
+        return self.attempt.with_name(f"{self.name}.log")  # a job id may contain dots
 
     def batch_output(self, job: str) -> Path:
-        """The file of the batch script's output: in the run folder, or for an array in its study's folder."""
-        name = f"slurm-{job}.out"
-        own = self.folder / "logs" / name
-        of_study = self.folder.parent / "logs" / name
-        if of_study.is_file() and not own.is_file():
-            return of_study
-        return own
+        """Return the file with the script's own output: in the run folder, or for an array in the study's folder."""
+        pattern = f"*-{glob.escape(job)}.out"
+        for folder in (self.folder, self.folder.parent):
+            for file in (folder / "logs").glob(pattern):
+                return file
+        return self.folder / "logs" / f"batch-{job}.out"  # it does not exist yet
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
@@ -85,22 +84,22 @@ class Run:
 
     @property
     def used(self) -> int:
-        """Attempts that count, since the user last asked for the run to continue."""
+        """The number of attempts that count since the user last resumed the run."""
         return sum(1 for attempt in self._since_resumed if attempt.get("counts"))
 
     @property
     def used_without_progress(self) -> int:
-        """How many of the attempts that count, the newest in a row, brought no newer checkpoint."""
+        """The number of attempts that count since the last attempt that wrote a newer checkpoint."""
         return _without_progress([attempt for attempt in self._since_resumed if attempt.get("counts")])
 
     @property
     def ended_without_progress(self) -> int:
-        """The same of all attempts that have ended."""
+        """The number of attempts, counted or not, since the last attempt that wrote a newer checkpoint."""
         return _without_progress([attempt for attempt in self._since_resumed if "after" in attempt])
 
     @property
     def rewinds(self) -> int:
-        """How often the run went back to an earlier checkpoint, since the user last asked for it to continue."""
+        """The number of returns to an earlier checkpoint since the user last resumed the run."""
         return sum(1 for attempt in self._since_resumed if attempt.get("cause") == "rewind")
 
     @property
@@ -109,13 +108,13 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """The newest checkpoint is that of the last iteration."""
+        """Return whether the newest checkpoint belongs to the last iteration."""
         planned = self.plan["iterations"]
         return planned is not None and checkpoints.latest(self.checkpoint) >= planned
 
     @property
     def phase(self) -> dict[str, Any] | None:
-        """The phase to continue with, that of the newest checkpoint; None for a run without phases, or at its end."""
+        """The phase to continue with, by the newest checkpoint; None for a run without phases, or at its end."""
         reached = checkpoints.latest(self.checkpoint)
         for phase in self.plan.get("phases", []):
             if phase["end"] > reached:
@@ -128,7 +127,7 @@ class Run:
 
     @property
     def phase_is_over(self) -> bool:
-        """The newest attempt has trained its phase to the end, and another one follows."""
+        """Return whether the newest attempt has trained its phase to the end, and another phase follows."""
         own = self.attempts[-1].get("phase")
         reached = checkpoints.latest(self.checkpoint)
         for phase in self.plan.get("phases", []):
@@ -137,9 +136,9 @@ class Run:
         return False
 
     def save(self) -> None:
-        """All of it or nothing: a job may be killed at any moment."""
+        """Write attempts.json, whole or not at all: a job may be killed at any moment."""
         new = self.folder / f".{ATTEMPTS}.new"
-        # Whatever the umask: the record decides which jobs are ended, so nobody else may write to it.
+        # Independent of the umask: the record decides which jobs are cancelled, so nobody else may write to it.
         with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as file:
             json.dump(self.state, file, indent=2)
             file.flush()
@@ -147,15 +146,27 @@ class Run:
         new.replace(self.folder / ATTEMPTS)
 
     def close_attempt(
-        self, cause: str, node: str | None = None, ended: float | None = None, detail: str = ""
+        self,
+        cause: str,
+        node: str | None = None,
+        ended: float | None = None,
+        detail: str = "",
+        slow: str | None = None,
     ) -> retry_policy.Decision:
-        """Record how the newest attempt ended, by default just now, and decide what follows."""
+        """Record how the newest attempt ended, by default just now, and decide what follows.
+
+        The next attempt excludes the node `slow`, regardless of the cause.
+        """
         attempt = self.attempts[-1]
         after = checkpoints.latest(self.checkpoint)
         end = retry_policy.Ended(cause, attempt["before"], after, node, detail)
         decision = retry_policy.decide(
             end, self.used, self.used_without_progress, self.limits, self.plan["rules"], self.ended_without_progress
         )
+        excluded = decision.exclude.split(",") if decision.exclude else []
+        if slow is not None and decision.continues and slow not in excluded:
+            reason = f"{decision.reason}; without {slow}, which was slow"
+            decision = dataclasses.replace(decision, exclude=",".join([*excluded, slow]), reason=reason)
         attempt.update(
             ended=ended or time.time(),
             after=after,

@@ -2,10 +2,8 @@
 
 Only the owner knows that its checkpoints are its own work. Transformer Engine pickles the state of delayed scaling, and
 since 2.16.1, 2.17.1 and 2.18.0 it refuses to load that state unless NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1, because
-unpickling runs whatever code the file holds (transformer_engine/pytorch/_extra_state.py). A run that resumes from a
-checkpoint of its own, which nobody else could have changed, may set it.
-
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+unpickling runs whatever code the file holds (transformer_engine/pytorch/_extra_state.py). A run that resumes from its
+own checkpoint, which nobody else could have changed, may set it.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ def claim(folder: Path, identity: Mapping[str, Any], inherited: int) -> dict[str
     """Make a run the owner of a checkpoint folder that has none, and return the owner's record.
 
     `identity` has the run's id, the digest of its recipe and the time of its creation. `inherited` is the iteration of
-    the newest checkpoint that was there before the run, 0 for none. Raises OSError, and ValueError for a damaged
-    record.
+    the newest checkpoint that precedes the run, 0 for none. Raises OSError, and ValueError for a damaged record.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = {"format": 1, **{name: identity[name] for name in _IDENTITY}, "inherited": inherited}

@@ -1,6 +1,5 @@
-"""Checkpoints of Megatron in a folder: which there are, which of them are whole, which one a start would read.
+"""Megatron's checkpoints in a folder: which exist, which are complete, and which one a start would read.
 
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
 Formats: torch_dist and fsdp_dtensor (torch.distributed.checkpoint with a `.metadata` that is written last) and torch
 (one file for each model-parallel rank).
 """
@@ -34,7 +33,7 @@ _FOLDER = re.compile(r"iter_(\d{7,})")
 
 
 class _Fields:
-    """Stands for any class in the metadata: only its fields are read, and none of its code may run."""
+    """Stands in for any class in the metadata: only fields are read, and no code of the class may run."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.arguments = arguments
@@ -47,20 +46,20 @@ class _Fields:
         return id(self)
 
     def append(self, item: Any) -> None:
-        """Pickled subclasses of list fill themselves so."""
+        """Accept the items of pickled subclasses of list."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """And those of dict so."""
+        """Accept the items of pickled subclasses of dict."""
 
 
-# Python's unpickler and not C's, whose table of references one opcode of five bytes enlarges to gigabytes.
+# Python's unpickler instead of C's, in which one opcode of five bytes can enlarge the table of references to gigabytes.
 class _FieldsOnly(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return type(name, (_Fields,), {})
 
 
 def latest(folder: Path) -> int:
-    """The iteration that Megatron's tracker names; 0 for none, which is where a new run starts."""
+    """Return the iteration that Megatron's tracker names; 0 if there is none, as for a new run."""
     try:
         text = read_tracker(folder)
     except (OSError, ValueError):
@@ -69,20 +68,20 @@ def latest(folder: Path) -> int:
 
 
 def read_tracker(folder: Path) -> str:
-    """The text of Megatron's tracker. Raises OSError or ValueError for what is not a small file of text.
+    """Return the text of Megatron's tracker. Raises OSError or ValueError for anything but a small text file.
 
-    In its place may be anything: a pipe without a writer would hold the caller up, a device would have no end.
+    Other users may have put something else there: a pipe without a writer would block the caller, a device never ends.
     """
     return read_regular(folder / TRACKER, _LONGEST_TRACKER).decode().strip()
 
 
 def whole_number(text: str) -> int | None:
-    """The iteration that a tracker file of Megatron names; None for any other text, as in a damaged file."""
+    """Return the iteration in a tracker's text; None for any other text, as in a damaged file."""
     return int(text) if re.match(r"[0-9]{1,18}\Z", text) else None
 
 
 def iterations(folder: Path) -> list[int]:
-    """The iterations that have a folder, whole or not, in order."""
+    """Return the iterations that have a folder, complete or not, in order."""
     try:
         names = os.listdir(str(folder))  # noqa: PTH208 (Path.iterdir would raise later, while it is read)
     except OSError:
@@ -95,10 +94,10 @@ def place(folder: Path, iteration: int) -> Path:
 
 
 def torn(checkpoint: Path) -> str | None:
-    """Say why a checkpoint cannot be read again; None for a whole one.
+    """Return why a checkpoint cannot be read; None if it is complete.
 
-    A power cut leaves files that are missing, empty or short. For a distributed checkpoint `.metadata` says which bytes
-    of which file each tensor is, so a file that ends too early shows without reading a single tensor.
+    A power cut leaves missing, empty or short files. The `.metadata` of a distributed checkpoint lists the bytes and
+    the file of each tensor, so a file that is too short is found without reading any tensor.
     """
     if not checkpoint.is_dir():
         return "does not exist"
@@ -108,7 +107,7 @@ def torn(checkpoint: Path) -> str | None:
     if not parts:
         return "holds no checkpoint (no .metadata)"
     broken = [part.name for part in parts if not _is_zip(part)]
-    return f"{broken[0]} is cut short" if broken else None
+    return f"holds {broken[0]}, which is cut short" if broken else None
 
 
 def _is_zip(file: Path) -> bool:
@@ -124,7 +123,7 @@ def _torn_distributed(checkpoint: Path) -> str | None:
         if not (checkpoint / name).is_file() or not (checkpoint / name).stat().st_size:
             return f"has no {name}, which is written last"
     if (checkpoint / "common.pt").exists() and not _is_zip(checkpoint / "common.pt"):
-        return "common.pt is cut short"
+        return "holds common.pt, which is cut short"
     try:
         json.loads(read_regular(checkpoint / "metadata.json", _LARGEST_JSON).decode())
         stored = _storage(checkpoint)
@@ -143,7 +142,7 @@ def _torn_distributed(checkpoint: Path) -> str | None:
 
 
 def _storage(checkpoint: Path) -> Any:
-    """Return the table of a distributed checkpoint's pieces. A damaged or hostile file raises anything."""
+    """Return the table of a distributed checkpoint's pieces. A damaged or hostile file may raise any exception."""
     return _FieldsOnly(io.BytesIO(read_regular(checkpoint / ".metadata", _LARGEST_METADATA))).load().storage_data
 
 
@@ -164,16 +163,16 @@ def holds(checkpoint: Path, key: str, text: bytes) -> bool | None:
                 file.seek(offset)
                 if text in file.read(length):
                     return True
-    except Exception:  # a damaged or hostile file raises anything
+    except Exception:  # a damaged or hostile file may raise any exception
         return None
     return False
 
 
 def repair(folder: Path) -> list[str]:
-    """Make the tracker name a whole checkpoint; return what was done, in words, nothing if all was well.
+    """Make the tracker name a complete checkpoint. Return sentences about what was done, none if nothing was wrong.
 
-    Megatron writes the tracker last, so it names a torn checkpoint only where the disk lost what was written before it.
-    Without a tracker Megatron would start over beside whole checkpoints.
+    Megatron writes the tracker last, so it names a torn checkpoint only if the disk lost earlier writes. Without a
+    tracker Megatron would start over although complete checkpoints exist.
     """
     if not os.path.lexists(str(folder / TRACKER)):
         newest = _newest_whole(folder, iterations(folder))
@@ -204,10 +203,10 @@ def repair(folder: Path) -> list[str]:
 
 
 def set_aside(folder: Path, iteration: int) -> list[str]:
-    """Rename a checkpoint that cannot be loaded, and make the tracker name the newest older whole one.
+    """Rename a checkpoint that cannot be loaded, and make the tracker name the newest older complete one.
 
-    Return what was done, in words; nothing, and change nothing, if there is no older one. Nothing is deleted: damage
-    may be repairable, and a file system that failed for a moment leaves a checkpoint that is fine.
+    Return sentences about what was done; if there is no older checkpoint, change nothing and return none. Nothing is
+    deleted: damage may be repairable, and a file system that failed for a moment leaves a checkpoint intact.
     """
     older = _newest_whole(folder, [i for i in iterations(folder) if i < iteration])
     if older is None or not place(folder, iteration).is_dir():
@@ -218,9 +217,9 @@ def set_aside(folder: Path, iteration: int) -> list[str]:
 
 
 def go_back_to(folder: Path, iteration: int) -> list[str]:
-    """Make the tracker name an older checkpoint, and rename all newer ones. Return what was done, in words.
+    """Make the tracker name an older checkpoint, and rename all newer ones. Return sentences about what was done.
 
-    The newer ones hold weights of a training that was broken when they were written; they are kept for inspection.
+    The newer ones have the weights of a broken training, and are kept for inspection.
     """
     newer = [i for i in iterations(folder) if i > iteration]
     point_at(folder, iteration)
@@ -228,7 +227,7 @@ def go_back_to(folder: Path, iteration: int) -> list[str]:
 
 
 def _rename(folder: Path, iteration: int, mark: str) -> str:
-    """Add a mark to the name of a checkpoint, with a number where that name is taken."""
+    """Add a mark to the name of a checkpoint, and a number if that name is taken. Return the name."""
     name = f"{place(folder, iteration).name}.{mark}"
     number = 1
     while os.path.lexists(str(folder / name)):
@@ -239,12 +238,12 @@ def _rename(folder: Path, iteration: int, mark: str) -> str:
 
 
 def whole_iterations(folder: Path) -> list[int]:
-    """Return the iterations whose checkpoint is whole, in order."""
+    """Return the iterations whose checkpoint is complete, in order."""
     return [i for i in iterations(folder) if torn(place(folder, i)) is None]
 
 
 def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
-    """The newest of these iterations whose checkpoint is whole."""
+    """Return the newest of these iterations whose checkpoint is complete."""
     for iteration in reversed(candidates):
         if torn(place(folder, iteration)) is None:
             return iteration
@@ -254,7 +253,7 @@ def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
 def point_at(folder: Path, iteration: int) -> None:
     """Write the tracker, whole or not at all."""
     new = folder / f".{TRACKER}.new"
-    with contextlib.suppress(FileNotFoundError):  # what a killed supervisor left, or a link that leads elsewhere
+    with contextlib.suppress(FileNotFoundError):  # a killed supervisor left it, or it is a link to another place
         new.unlink()
     with new.open("x") as file:
         file.write(str(iteration))
@@ -264,9 +263,9 @@ def point_at(folder: Path, iteration: int) -> None:
 
 
 def prune(folder: Path, keep: int) -> list[int]:
-    """Remove all but the `keep` newest whole checkpoints, never one that the tracker names or a newer one.
+    """Remove all but the `keep` newest complete checkpoints. Return the iterations that were removed.
 
-    Returns the iterations that were removed. Links are left alone: what they point to is somebody else's.
+    The checkpoint that the tracker names and newer ones stay, and so do links, whose targets belong to others.
     """
     named = latest(folder)
     up_to_named = [i for i in iterations(folder) if i <= named]
@@ -283,7 +282,7 @@ def prune(folder: Path, keep: int) -> list[int]:
 
 
 def state_of_newest(folder: Path) -> tuple[int, int, int, float]:
-    """Values that change during a save: the number of checkpoints; files, bytes and last write of the newest."""
+    """Return values that change during a save: the number of checkpoints; files, bytes and last write of the newest."""
     there = iterations(folder)
     if not there:
         return 0, 0, 0, 0.0

@@ -1,7 +1,4 @@
-"""Why an attempt ended: from the training's words, its exit status, and what Slurm says of the job.
-
-Standard library only, on any Python from 3.7: this runs on a compute node's own Python, outside the image.
-"""
+"""Find out why an attempt ended, from its log, its exit status, and the scheduler's report on the job."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -14,31 +11,21 @@ from typing import Any, NamedTuple
 
 from fp8launch.injob.supervisor import hang_watchdog
 from fp8launch.injob.supervisor.attempt_log import Run
-from fp8launch.injob.supervisor.failure_pattern import STEP_CANCELLED
+from fp8launch.injob.supervisor.failure_patterns import STEP_CANCELLED
 from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt, failures_of
-from fp8launch.injob.supervisor.slurm_cli import slurm, tail
+from fp8launch.injob.supervisor.log_lines import tail
 
 REPORTED_BY_PEERS = ("nccl", "network")
 _UNHEALTHY = re.compile(r"^([\w.-]{1,255}): bad: ", re.M)
 # As rank/node_info.py prints it: the node, and how often its kernel had killed a process for memory by then.
 _NODE_LINE = re.compile(r'fp8launch-node: {"node": "([\w.-]{1,255})"[^\n]{0,2000}?"memory_kills": (\d{1,18})')
 _TASK_LABEL = re.compile(r"\s{0,20}(\d{1,9}): ?")
-_STEP_DAEMON = re.compile(r"slurmstepd-([\w.-]{1,255}): ")
-# srun's own lines (its errors are those of the batch script) name the node of the first process that failed.
-_NODE_FAILED = re.compile(r"srun: error: ([\w.-]{1,255}): tasks? [\d,-]{1,200}: (?!Terminated)")
-_STATE_CAUSES = {
-    "CANCELLED": "cancelled",
-    "TIMEOUT": "time-limit",
-    "PREEMPTED": "preempted",
-    "NODE_FAIL": "node-lost",
-    "OUT_OF_MEMORY": "host-out-of-memory",
-}
 
 
 class Cause(NamedTuple):
     """Why an attempt ended: the cause's code, the node where it was seen, and the line that reported it.
 
-    `whole` says that the training came to its end and has written everything.
+    `whole`: the training reached its end and has written everything.
     """
 
     code: str
@@ -48,41 +35,37 @@ class Cause(NamedTuple):
 
 
 def cause_of_cut_off(run: Run, attempt: Mapping[str, Any]) -> str:
-    """The cause of an end that the attempt's own script did not see."""
+    """Return why an attempt ended whose own script did not see the end."""
     said = tail(run.batch_output(attempt["job"]), attempt.get("said", 0))
     text = said + tail(run.folder / "logs" / f"{attempt['name']}.log")
     if attempt["job"] == run.job:
-        # Slurm itself started this job again.
+        # The scheduler itself started this job again.
         if "DUE TO PREEMPTION" in text:
             return "preempted"
         if "DUE TO NODE FAIL" in text:
             return "node-lost"
         return "interrupted"
-    shown = slurm("scontrol", "show", "job", attempt["job"]) or ""
-    state = re.search(r"JobState=(\w+)", shown)
-    if state is None:
-        return "interrupted"
-    return _STATE_CAUSES.get(state.group(1), "interrupted")
+    return run.scheduler.how_ended(attempt["job"]) or "interrupted"
 
 
-def cause_of_end(run: Run, status: int, shown: str) -> Cause:
-    """Why the training left before it was done; `shown` is what Slurm says of the job."""
+def cause_of_end(run: Run, status: int, preempted: bool) -> Cause:
+    """Return why the training ended before it was done. `preempted`: the scheduler reports a preemption."""
     log = tail(run.log)
-    # Slurm appends the words of a job that it starts again.
+    # A job that starts again appends to its output.
     batch_output = tail(run.batch_output(run.job), run.attempts[-1].get("said", 0))
     ending = ending_of_attempt(log, batch_output)
     failure = ending.failure
     if failure is not None and failure.code == "hang":
         return Cause("hang", hang_watchdog.hung_nodes(failure.source), failure.source)
     if ending.exit_line is not None:
-        # It has saved by then. A last SIGTERM may still hit it on its way out, and the exit status says nothing.
-        return Cause(_asked_to_leave(ending.exit_line, run, shown))
+        # It has saved by then. A last SIGTERM may still hit it as it exits, so the exit status says nothing.
+        return Cause(_asked_to_leave(ending.exit_line, run, preempted))
     if ending.whole or (ending.finished and status == 0):
         return Cause("finished", whole=ending.whole)
     if status == 0 or failure is None:
         return Cause("unknown")
     if failure.code in ("cancelled", STEP_CANCELLED):
-        return _cancelled(failure, batch_output, run, shown)
+        return _cancelled(failure, batch_output, run, preempted)
     node = _node_to_blame(failure, log, batch_output, run)
     if failure.code == "killed" and node is not None:
         line = memory_kill_on(node, log, run)
@@ -91,27 +74,27 @@ def cause_of_end(run: Run, status: int, shown: str) -> Cause:
     return Cause(failure.code, node, failure.source)
 
 
-def _asked_to_leave(exit_line: str, run: Run, shown: str) -> str:
-    """Megatron's reason for leaving: its last iteration for now, a signal, or the time."""
+def _asked_to_leave(exit_line: str, run: Run, preempted: bool) -> str:
+    """Return the cause for Megatron's stated exit reason: a requested iteration, a signal, or the time limit."""
     if "at iteration" in exit_line:
-        return "finished"  # as far as it was asked to train
+        return "finished"  # it reached the requested iteration
     if "after receiving" in exit_line:
-        return who_asked(run, shown)
+        return who_asked(run, preempted)
     return "time-limit"
 
 
-def _cancelled(failure: Failure, batch_output: str, run: Run, shown: str) -> Cause:
-    """The step was cancelled, before the training could answer, while the job runs."""
-    asked = who_asked(run, shown)
+def _cancelled(failure: Failure, batch_output: str, run: Run, preempted: bool) -> Cause:
+    """Return the cause if the step was cancelled while the job runs, before the training could react."""
+    asked = who_asked(run, preempted)
     if asked != "signal":
         return Cause(asked, None, failure.source)
-    return Cause("cancelled", node_of(failure.source, batch_output, run.env), failure.source)
+    return Cause("cancelled", node_of(failure.source, batch_output, run), failure.source)
 
 
 def memory_kill_on(node: str, log: str, run: Run) -> str | None:
-    """A line for the log where the kernel of a node has killed processes for memory since the training began there.
+    """Return a line, and append it to the log, if a node's kernel has killed processes for memory during the training.
 
-    The kernel reports it only in its own log, which users may not read; its counters are readable by all.
+    The kernel reports it only in its own log, which users may not read, but everybody can read its counters.
     """
     before = None
     for found in _NODE_LINE.finditer(log):
@@ -119,15 +102,11 @@ def memory_kill_on(node: str, log: str, run: Run) -> str | None:
             before = int(found.group(2))
     if before is None:
         return None
-    step = ("srun", f"--jobid={run.env.get('SLURM_JOB_ID', run.job)}", "--overlap", "--nodes=1", "--ntasks=1")
-    counters = slurm(*step, f"--nodelist={node}", "cat", "/proc/vmstat", tries=1) or ""
-    now = re.search(r"^oom_kill (\d{1,18})$", counters, re.M)
+    now = re.search(r"^oom_kill (\d{1,18})$", run.scheduler.read_on(node, "/proc/vmstat"), re.M)
     if now is None or int(now.group(1)) <= before:
         return None
     count = int(now.group(1)) - before
-    words = f"{count} processes were"
-    if count == 1:
-        words = "1 process was"
+    words = "1 process was" if count == 1 else f"{count} processes were"
     line = f"fp8launch: host-out-of-memory: {words} killed by the kernel of {node}, for its memory"
     with contextlib.suppress(OSError), run.log.open("a") as file:
         file.write(line + "\n")
@@ -139,39 +118,38 @@ def _node_to_blame(failure: Failure, log: str, batch_output: str, run: Run) -> s
         return ",".join(_UNHEALTHY.findall(log)) or None
     if failure.code in REPORTED_BY_PEERS:
         return node_of_silence(log, run)
-    return node_of(failure.source, batch_output, run.env)
+    return node_of(failure.source, batch_output, run)
 
 
-def who_asked(run: Run, shown: str) -> str:
-    """Why Slurm has sent SIGTERM to the training while the job runs on."""
-    # In the grace time of a preemption the job still runs, and its end has moved to where that ends.
-    if re.search(r"PreemptTime=\d", shown):
+def who_asked(run: Run, preempted: bool) -> str:
+    """Return why the scheduler sent SIGTERM to the training while the job keeps running."""
+    # In the grace time of a preemption the job still runs, and its end time is the end of the grace time.
+    if preempted:
         return "preempted"
     time_is_up = time.time() > run.attempts[-1].get("until", 0) - run.plan["stop_before"] - 60
     return "time-limit" if time_is_up else "signal"
 
 
-def node_of(line: str, batch_output: str, env: Mapping[str, str]) -> str | None:
-    """The node of the process that printed a line, else the one whose process srun missed first."""
-    daemon = _STEP_DAEMON.search(line)
-    if daemon:
-        return daemon.group(1)
+def node_of(line: str, batch_output: str, run: Run) -> str | None:
+    """Return the node of the process that printed a line, else the first failed node according to the scheduler."""
+    node = run.scheduler.node_in_message(line)
+    if node:
+        return node
     label = _TASK_LABEL.match(line)
     if label:
-        nodes = hang_watchdog.nodes_of([int(label.group(1))], env)
+        nodes = run.scheduler.nodes_of([int(label.group(1))])
         if nodes:
             return nodes[0]
-    missed = _NODE_FAILED.search(line) or _NODE_FAILED.search(batch_output)
-    return missed.group(1) if missed else None
+    return run.scheduler.node_that_failed(line) or run.scheduler.node_that_failed(batch_output)
 
 
 def node_of_silence(log: str, run: Run) -> str | None:
-    """The node whose processes alone did not miss a peer: the peer that all others miss is there."""
+    """Return the only node whose processes miss no peer: the peer that all others miss runs there."""
     reported = set()
     for code, source in failures_of(log):
         label = _TASK_LABEL.match(source)
         if code in REPORTED_BY_PEERS and label:
             reported.add(int(label.group(1)))
-    everybody = set(range(int(run.env.get("SLURM_NTASKS") or 0)))
-    nodes = hang_watchdog.nodes_of(sorted(everybody - reported), run.env)
+    everybody = set(range(run.scheduler.tasks()))
+    nodes = run.scheduler.nodes_of(sorted(everybody - reported))
     return nodes[0] if len(nodes) == 1 else None

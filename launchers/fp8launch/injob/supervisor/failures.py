@@ -1,8 +1,6 @@
 """Why a training ended, from what its log shows: the first real cause rather than the cascade after it.
 
-The supervisor uses it on the compute node, `fp8launch parse` and the reports use it later: there is only this one.
-
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+The supervisor uses this module on the compute node; `fp8launch parse` and the reports use it later.
 """
 
 from __future__ import annotations
@@ -10,17 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
-from fp8launch.injob.supervisor.failure_pattern import CAUSE, END, EXCEPTION, PEER, STEP_CANCELLED, VAGUE, Pattern
-from fp8launch.injob.supervisor.failure_patterns import PATTERNS
-from fp8launch.injob.supervisor.line_pattern import needles
+from fp8launch.injob.supervisor.failure_patterns import (
+    CAUSE,
+    END,
+    EXCEPTION,
+    PATTERNS,
+    PEER,
+    STEP_CANCELLED,
+    VAGUE,
+    Pattern,
+    needles,
+)
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean, split_prefix
 
-# What Megatron prints when its loop is over, and what the worker prints when nothing is left to write.
+# Megatron's message at the end of its loop, and the worker's message when everything is written.
 TRAINED = "after training is done]"
 ALL_WRITTEN = "fp8launch: the training is over, and everything is written"
-# How many of the last iterations a failure may precede: what happened before them did not stop the training.
+# A failure may precede this many of the last iterations. Earlier failures did not stop the training.
 LAST_ITERATIONS = 3
 
 TRACEBACK_ADVICE = "no known cause: read the traceback that ends at this line of the log"
@@ -30,7 +35,7 @@ _FRAME = re.compile(r'\s{1,80}File "([^"]+)", line \d{1,9}, in (\S+)')
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception|Exit|Interrupt|Expired))\b\s{0,40}(?::|$)"
 )
-# torchrun and multiprocessing report the death of a child as an exception of their own.
+# torchrun and multiprocessing report the death of a child by their own exceptions.
 _SECOND_HAND = (
     "ChildFailedError",
     "SignalException",
@@ -38,25 +43,25 @@ _SECOND_HAND = (
     "ProcessExitedException",
     "ProcessRaisedException",
 )
-# Lines that report nothing wrong although they hold the words: warnings, notes, source text, the argument dump.
+# Lines that contain the words but report no failure: warnings, notes, source text, the argument dump.
 _HARMLESS = re.compile(
     r"Warning:|\bWARNING\b|INFO:|NCCL INFO|destroy_process_group\(\) was not called|error_handling|ERROR_HANDLING"
     r"|^\s{1,8}\w{1,100} \.{2,} |number of nan iterations|^\s{0,200}(?:export|raise|assert|#|\^|\[--)"
 )
-# srun --kill-on-bad-exit ends a step with the words of a cancellation: they are the cause only where they come first.
+# srun --kill-on-bad-exit ends a step with the words of a cancellation: they are the cause only if they come first.
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP [^*]{0,200}CANCELLED AT (?![^*]{0,200}DUE TO)")
-# srun says this where it ends the step itself, because a process of it failed; never for a cancellation.
+# srun prints this when it ends the step itself because a process failed, never for a cancellation.
 _STEP_ENDED_BY_SRUN = re.compile(r"srun: [^*]{0,100}?Terminating (?:StepId=|job step )")
-# srun says this of a step that is ended from outside. (It says so too where it ends the step itself.)
+# srun prints this if a step is ended from outside, and also if it ends the step itself.
 _STEP_ABORTED = re.compile(r"srun: Job step aborted")
-# How srun reports the tasks that end badly, in the order of their ends.
+# srun reports failed tasks in the order in which they ended.
 _TASK_ENDED = re.compile(r"srun: error: [\w.-]{1,255}: tasks? \d[\d,-]{0,200}: (.{1,100})")
-# A process that ends so before srun ends the step has not done it because another one was gone.
+# A process that ends like this before srun ends the step did not end because another one was gone.
 _ENDS_BY_SIGNAL = (
     (re.compile(r"Killed|Exited with exit code 137\b"), "killed"),
     (re.compile(r"Segmentation fault|Exited with exit code 139\b"), "segfault"),
 )
-# The words of a peer whose connection the other side's kernel closed, because the process there was gone.
+# What a peer prints if the kernel on the other side closed the connection, because the process there was gone.
 _CONNECTION_CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|remote process exit")
 _TIMED_OUT = re.compile(r"[Tt]imed[ _]?out|[Tt]imeout")
 _ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}\d{1,15}\s{0,20}/\s{0,20}\d{1,15}\s{0,20}\|")
@@ -65,10 +70,9 @@ _EXITING = re.compile(r"\[(exiting program[^\]]{0,200})")
 _CONFIGURATION = re.compile(r"arguments\.py|_config\.py|/config/|validate_args|__post_init__|yaml_arguments")
 _REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "RuntimeError")
 
-# A line that the classifier takes note of holds one of these; all others may be left out.
+# Every line that matters to the classifier contains one of these; all others may be left out.
 NEEDLES: tuple[bytes, ...] = needles(
-    chain.from_iterable(pattern.alternatives for pattern in PATTERNS),
-    "Traceback", '  File "', "Error", "Exception", "Exit", "Interrupt", "Expired",
+    PATTERNS, "Traceback", '  File "', "Error", "Exception", "Exit", "Interrupt", "Expired",
     TRAINED, ALL_WRITTEN, "[exiting program", "Terminating ", "Job step aborted",
 )  # fmt: skip
 
@@ -78,8 +82,10 @@ ADVICE = {pattern.code: pattern.advice for pattern in reversed(PATTERNS)}
 
 @dataclass(frozen=True)
 class Failure:
-    """`line` counts from 1, `offset` is in bytes; `message` is the log's own line, shortened, and `source` that line
-    with what its launcher put in front of it."""
+    """A failure and the line that shows it.
+
+    `line` counts from 1, `offset` is in bytes. `message` is the line, shortened; `source` includes its prefixes.
+    """
 
     code: str
     message: str
@@ -97,8 +103,8 @@ class Failure:
 class Ending:
     """How a process ended.
 
-    `finished` if Megatron said that training is done; `exit_line` is the reason that it gave for leaving early;
-    `whole` if the worker said that everything is written, after which nothing can fail any more.
+    `finished`: Megatron printed that training is done. `exit_line`: the reason that it printed for an early exit.
+    `whole`: the worker printed that everything is written, after which nothing can fail any more.
     """
 
     finished: bool = False
@@ -108,11 +114,10 @@ class Ending:
 
 
 class FailureFinder:
-    """Fed with the lines of one process in order, or with those that hold one of `NEEDLES`; `found` is the cause.
+    """Feed it the lines of one process in order, at least the lines with one of `NEEDLES`; `found` is the cause.
 
-    State is kept per rank, as far as lines carry one, because tracebacks of several ranks come interleaved. `left` is
-    to be set once the program has said that it leaves, or srun that it ends the step: what cancels the step then is no
-    failure.
+    State is kept per rank if lines name one, because tracebacks of several ranks are interleaved. Set `left` once the
+    program has printed that it exits, or srun that it ends the step: a cancellation of the step is no failure then.
     """
 
     def __init__(self) -> None:
@@ -123,7 +128,7 @@ class FailureFinder:
 
     def feed(self, offset: int, raw: str) -> None:
         if self.found is not None and self.found.depth == CAUSE:
-            # No later line is a deeper cause. But why the step was cancelled, Slurm may say later.
+            # No later line is a deeper cause, but Slurm may say later why the step was cancelled.
             if self.found.code == STEP_CANCELLED:
                 self._why_cancelled(offset, raw[:LONGEST_LINE])
             return
@@ -137,9 +142,7 @@ class FailureFinder:
         if frame:
             self._last_frame[rank] = f"{frame.group(1)} {frame.group(2)}"
             return
-        exception = None
-        if rank in self._in_traceback:
-            exception = _EXCEPTION.match(line)
+        exception = _EXCEPTION.match(line) if rank in self._in_traceback else None
         if exception:
             self._in_traceback.discard(rank)
             self._exception(offset, line, source, exception.group(1), self._last_frame.pop(rank, ""))
@@ -147,7 +150,7 @@ class FailureFinder:
             self._line(offset, line, source)
 
     def _exception(self, offset: int, line: str, source: str, kind: str, frame: str) -> None:
-        """The last line of a traceback: a pattern explains it, or where it was raised does."""
+        """Take the last line of a traceback. A pattern explains it, or the place where the exception was raised."""
         pattern = _meaning(line)
         if pattern and (pattern.depth < END or kind in _SECOND_HAND):
             self._take(Failure(pattern.code, _short(line), pattern.advice, pattern.depth, offset, source=source))
@@ -159,10 +162,7 @@ class FailureFinder:
             self._take(Failure("exception", message, TRACEBACK_ADVICE, EXCEPTION, offset, source=source))
 
     def _line(self, offset: int, line: str, source: str) -> None:
-        below = VAGUE + 1
-        if self.found is not None:
-            below = self.found.depth
-        pattern = _meaning(line, below)
+        pattern = _meaning(line, VAGUE + 1 if self.found is None else self.found.depth)
         if pattern is None:
             return
         if (self.found or self.left) and _STEP_CANCELLED.search(line):
@@ -184,10 +184,10 @@ class FailureFinder:
 
 
 def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, batch_output: str = "") -> Ending:
-    """How a process ended, from lines given as (byte offset, text): all of them, or those with one of `NEEDLES`.
+    """Return how a process ended, from lines as (byte offset, text): all lines, or only lines with one of `NEEDLES`.
 
-    What went wrong before offset `since` did not stop the training, except what Slurm announced. `batch_output` is what
-    srun printed, where that is another file: whether srun ended the step itself.
+    Failures before offset `since` did not stop the training, except failures that Slurm announced. `batch_output` is
+    what srun printed, if that is another file: it shows whether srun ended the step itself.
     """
     finished, whole, exit_line = False, False, None
     finder = FailureFinder()
@@ -222,7 +222,7 @@ def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, batch_output: 
 
 
 def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
-    """How an attempt ended, from the end of its log and from what its batch script printed (srun's own words)."""
+    """Return how an attempt ended, from the end of its log and the output of its batch script, where srun prints."""
     ending = read_ending(_telling_lines(log), _last_iterations(log), batch_output)
     of_srun = read_ending(_telling_lines(batch_output)).failure
     if of_srun is None or ending.whole:
@@ -230,7 +230,7 @@ def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
     first = _first_to_end(batch_output, _peer_is_gone(log, ending.failure))
     if first is not None and (ending.failure is None or ending.failure.depth >= EXCEPTION):
         return replace(ending, failure=first)
-    # The log is the training's own; srun's words only say more where those of the log say next to nothing.
+    # The log is the training's own: srun's lines help only if the log shows next to nothing.
     says_little = ending.failure is None or ending.failure.depth >= EXCEPTION or ending.failure.code == STEP_CANCELLED
     if ending.failure is None or (of_srun.depth == CAUSE and says_little):
         return replace(ending, failure=of_srun)
@@ -238,7 +238,7 @@ def ending_of_attempt(log: str, batch_output: str = "") -> Ending:
 
 
 def failures_of(log: str) -> Iterator[tuple[str, str]]:
-    """Code and text of every line that means a failure."""
+    """Yield the code and the text of every line that means a failure."""
     for _, source in _telling_lines(log):
         _, line = split_prefix(clean(source))
         if _HARMLESS.search(line):
@@ -249,9 +249,9 @@ def failures_of(log: str) -> Iterator[tuple[str, str]]:
 
 
 def _peer_is_gone(log: str, failure: Failure | None) -> bool:
-    """Whether processes failed because another one had ended, and not because it was silent.
+    """Return whether processes failed because another one had ended, not because it was silent.
 
-    Who was silent may live on, and is killed when srun ends the step.
+    A silent process may still run, and is killed when srun ends the step.
     """
     if failure is None or failure.depth != PEER:
         return False
@@ -260,10 +260,10 @@ def _peer_is_gone(log: str, failure: Failure | None) -> bool:
 
 
 def _first_to_end(batch_output: str, peer_is_gone: bool) -> Failure | None:
-    """The signal that ended a process of the step, where it explains why the others failed.
+    """Return the signal that ended a process of the step, if it explains why the others failed.
 
-    srun may report a peer first that failed because the process was gone, and end the step: then the peers' words
-    (`peer_is_gone`) tell a process that was gone from one that srun's own signals killed.
+    srun may first report a peer that failed because the process was gone, and end the step. The messages of the peers
+    (`peer_is_gone`) then distinguish a process that was gone from one that srun killed.
     """
     for offset, raw in _telling_lines(batch_output):
         if _SLURM_ANNOUNCES.search(raw) or (_STEP_ENDED_BY_SRUN.search(raw) and not peer_is_gone):
@@ -278,7 +278,7 @@ def _first_to_end(batch_output: str, peer_is_gone: bool) -> Failure | None:
 
 
 def _telling_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(offset, text) of the lines that the classifier takes note of, cut to the length that it looks at."""
+    """Yield the offset and the text of lines that matter to the classifier, cut to the length that it searches."""
     offset = 0
     for line in text.split("\n"):
         start = line[:LONGEST_LINE]
@@ -288,7 +288,7 @@ def _telling_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _last_iterations(log: str) -> int:
-    """The start of the last iteration lines; nothing before them stopped the training."""
+    """Return where the last iteration lines start; nothing before them stopped the training."""
     since = len(log)
     for _ in range(LAST_ITERATIONS):
         at = log.rfind("iteration", 0, since)
@@ -324,13 +324,8 @@ def traceback_of(lines: Iterable[str], source: str) -> list[str]:
     return []
 
 
-def find_failure(lines: Iterable[tuple[int, str]]) -> Failure | None:
-    """The cause among lines given as (byte offset, text); `line` is left to who knows the file."""
-    return read_ending(lines).failure
-
-
 def _meaning(line: str, below: int = VAGUE + 1) -> Pattern | None:
-    """The first pattern that matches, of those of a depth below that number; they stand in the order of their depth."""
+    """Return the first matching pattern of a lower depth; patterns are in the order of their depth."""
     for pattern in PATTERNS:
         if pattern.depth >= below:
             return None
@@ -340,7 +335,7 @@ def _meaning(line: str, below: int = VAGUE + 1) -> Pattern | None:
 
 
 def _located(line: str, frame: str) -> str:
-    """An assertion without a text says nothing but its place."""
+    """Return the line, with its place if it has no text, as for an assertion."""
     if frame and not line.partition(":")[2].strip():
         return f"{_short(line)} (in {frame.rsplit('/', 1)[-1]})"
     return _short(line)

@@ -1,15 +1,12 @@
-"""Looks after a training while it runs: `supervisor.py watch` runs beside srun on the batch host,
-or beside torchrun on a machine without Slurm.
+"""Watch a training while it runs. `supervisor.py watch` runs alongside it, on the host of the job's script.
 
-It keeps only the newest checkpoints, and ends a training that hangs, or whose health calls for an action
+It keeps only the newest checkpoints, and ends a training that hangs or whose health requires an action
 (`health_watch`).
 
-A hang is a log that stops growing. How long it may be silent is in `survive.json` under `hang`: `after` seconds once
-iterations are printed (with `stated: false`, more where this training's own iterations and silences are long), `start`
-seconds before. A checkpoint that is being written is not silence. Then every process is asked for its stack, what was
-seen is written to the log, and the training step is ended; the batch script continues as after any failure.
-
-Standard library only, on any Python from 3.7: this runs on a compute node's own Python, outside the image.
+A hang is a log that stops growing. `hang` in `survive.json` says how long it may be silent: `start` seconds before the
+first iteration, `after` seconds later (with `stated: false`, longer if this training's own iterations and silences are
+long). Writing a checkpoint is not silence. On a hang, every process dumps its stack, the finding is written to the log,
+and the training step is ended; the batch script then continues as after any failure.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -19,28 +16,29 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fp8launch.injob.supervisor import checkpoints
+from fp8launch.injob.supervisor import checkpoints, slow_node
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.injob.supervisor.health_rules import Event
 from fp8launch.injob.supervisor.health_watch import Actions, HealthWatch, record_of
-from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
-from fp8launch.injob.supervisor.slurm_cli import say, slurm, tail
-from fp8launch.injob.supervisor.training_step import training_step
+from fp8launch.injob.supervisor.job_scheduler import JobScheduler
+from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, say, tail
 
 ANSWERS_WITHIN = 10  # seconds
-AFTER_THE_END = 300.0  # seconds that processes may stay once everything is written; they leave by themselves sooner
-HEALTH_EVERY = 2.0  # seconds between two looks at the health
-MARGIN = 4  # times what was seen of this training, before silence is a hang
+# Seconds that processes may take to exit once everything is written; `rank/leaving.py` needs less.
+AFTER_THE_END = 300.0
+HEALTH_EVERY = 2.0  # seconds between two health checks
+SPARE_EVERY = 60.0  # seconds between two requests for a node to replace a slow one
+MARGIN = 4  # a hang takes this many times as long as the longest silence of this training
 HUNG = "fp8launch: hang: "
 _ITERATION = re.compile(r"iteration\s{1,20}(\d{1,15})/\s{0,20}\d{1,15} \|")
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\): (\d{1,12}(?:\.\d{1,9})?)(?![\d.])")
-# "3: Stack (most recent call first):" of a task, or "0: [rank3]: Stack ..." of a rank that torchrun started, there
-# without the task's number where torchrun was not started by srun.
+# "3: Stack (most recent call first):" of a task, or "0: [rank3]: Stack ..." of a rank that torchrun started. Without
+# srun the task's number is missing.
 _LABELLED = re.compile(r"\s{0,20}(?=\d|\[)(?:(\d{1,9}): )?(?:\[rank(\d{1,9})\]: )?\s{0,20}(.*)")
 _FRAME = re.compile(r'File "([^"]{1,1000})", line (\d{1,9}) in (\S{1,500})')
 _NODES = re.compile(r"[\w.,-]{1,1000}\Z")
@@ -48,8 +46,10 @@ _NODES = re.compile(r"[\w.,-]{1,1000}\Z")
 
 @dataclass
 class Progress:
-    """The progress of a log so far. Times are in seconds, `silent` counted only while this process runs too: a job that
-    Slurm suspends does not hang."""
+    """The progress of a log so far, in seconds.
+
+    `silent` counts only while this process runs, too: a suspended job does not hang.
+    """
 
     size: int = 0
     iteration: int | None = None
@@ -57,10 +57,10 @@ class Progress:
     silent: float = 0.0
     longest: float = 0.0  # silence between two growths, once iterations are printed
     over: bool = False  # everything is written
-    checkpoint_seen: Any = field(default=None)  # the state of the checkpoint folder when it was last looked at
+    checkpoint_seen: Any = field(default=None)  # the state of the checkpoint folder at the last check
 
     def grown(self, size: int, text: str) -> None:
-        """Take note that the log has `size` bytes now, and that `text` was added."""
+        """Record that the log has `size` bytes now, and that `text` was added."""
         if self.iteration is not None:
             self.longest = max(self.longest, self.silent)
         for line in text.splitlines():
@@ -76,7 +76,7 @@ class Progress:
 
 
 def patience(seen: Progress, plan: Mapping[str, Any]) -> float:
-    """Seconds of silence that are not a hang yet."""
+    """Return how many seconds of silence are not a hang yet."""
     if seen.over:
         return min(AFTER_THE_END, float(plan["after"]))
     if seen.iteration is None:
@@ -89,54 +89,61 @@ def patience(seen: Progress, plan: Mapping[str, Any]) -> float:
 def watch(
     log: Path,
     checkpoint: Path,
-    job: str,
-    env: Mapping[str, str],
+    scheduler: JobScheduler,
     plan: Mapping[str, Any] | None,
     keep: int | None,
     actions: Actions,
+    replaceable: Callable[[str], bool] = lambda node: False,
 ) -> None:
-    """Return once the training was ended, for a hang or for its health; until then, look. The batch script ends this
-    process.
+    """Watch until the training was ended because of a hang or its health, or the batch script ends this process.
 
     Without a plan no silence is a hang; without `keep` all checkpoints stay; without `actions` health is not watched.
+    `replaceable` says whether a free node can take the place of another one.
     """
     seen = Progress()
     health = HealthWatch(actions)
     every = 10.0
     if plan:
         every = max(0.5, min(every, plan["after"] / 6))
-    if actions.by_code:
+    if actions.watch:
         every = min(every, HEALTH_EVERY)
+    leaving = False
+    asked_for_spare = -SPARE_EVERY
     before = time.monotonic()
     newest = checkpoints.latest(checkpoint)
-    while plan or keep or actions.by_code:
+    while plan or keep or actions.watch:
         time.sleep(every)
         was, newest = newest, checkpoints.latest(checkpoint)
         if newest != was:
-            # Not before: what was there at the start may still be read.
+            # Not before: the checkpoint from which the training starts may still be read.
             prune(checkpoint, keep)
         event = health.look(log)
-        if event is not None and end_unhealthy(log, job, env, event):
+        if event is not None and end_unhealthy(log, scheduler, event):
             return
+        now = time.monotonic()
+        if actions.slow_node == "exclude" and not leaving and now - asked_for_spare >= SPARE_EVERY:
+            slow = health.news_of_nodes()
+            if slow is not None and slow_node.lasts(slow):
+                asked_for_spare = now
+                leaving = replaceable(slow.node) and leave_slow_node(log, scheduler, slow)
         if plan is None:
             continue
-        now = time.monotonic()
         seen.silent += min(now - before, 2 * every)
         before = now
         read_growth(log, seen)
         limit = patience(seen, plan)
         if seen.silent > limit / 2:
             notice_a_save(checkpoint, seen)
-        if seen.silent > limit and end_hung(log, job, env, seen):
+        if seen.silent > limit and end_hung(log, scheduler, seen):
             return
 
 
-def end_unhealthy(log: Path, job: str, env: Mapping[str, str], event: Event) -> bool:
-    """Report an event and end the training step. False where there is no step to end.
+def end_unhealthy(log: Path, scheduler: JobScheduler, event: Event) -> bool:
+    """Report a health event and end the training step. Return False if there is no step to end.
 
-    It gets no time to save: the checkpoint would hold broken weights.
+    The step gets no time to save, because the checkpoint would hold broken weights.
     """
-    step = training_step(job, env)
+    step = scheduler.training()
     if step is None:
         return False
     line = record_of(event)
@@ -146,15 +153,27 @@ def end_unhealthy(log: Path, job: str, env: Mapping[str, str], event: Event) -> 
     return step.end(at_once=True)
 
 
+def leave_slow_node(log: Path, scheduler: JobScheduler, slow: slow_node.SlowNode) -> bool:
+    """Ask the training to save and exit because of a slow node. Return False if there is no step to ask."""
+    step = scheduler.training()
+    if step is None:
+        return False
+    with contextlib.suppress(OSError):
+        _append(log, slow_node.record_of(slow) + "\n")
+    say(f"{slow.sentence}; the training saves and exits")
+    return step.ask_to_save()
+
+
 def read_growth(log: Path, seen: Progress) -> None:
-    with contextlib.suppress(OSError):  # srun has not made it yet
+    with contextlib.suppress(OSError):  # it does not exist yet
         size = log.stat().st_size
         if size != seen.size:
             seen.grown(size, tail(log, min(seen.size, size)))
 
 
 def notice_a_save(checkpoint: Path, seen: Progress) -> None:
-    """A checkpoint that grows ends the silence. Only asked in a silence: a checkpoint of many ranks is many files."""
+    """End the silence if a checkpoint grows. Called only in a silence, because checkpoints of many ranks have many
+    files."""
     state = checkpoints.state_of_newest(checkpoint)
     if seen.checkpoint_seen is not None and state != seen.checkpoint_seen:
         seen.silent = 0.0
@@ -162,7 +181,7 @@ def notice_a_save(checkpoint: Path, seen: Progress) -> None:
 
 
 def prune(checkpoint: Path, keep: int | None) -> None:
-    """Remove old checkpoints, and say which."""
+    """Remove old checkpoints, and report which."""
     if not keep:
         return
     removed = checkpoints.prune(checkpoint, keep)
@@ -170,24 +189,22 @@ def prune(checkpoint: Path, keep: int | None) -> None:
         say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
 
 
-def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> bool:
-    """Ask for stacks, report what was seen, end the training step. False where there is no step to end."""
-    step = training_step(job, env)
+def end_hung(log: Path, scheduler: JobScheduler, seen: Progress) -> bool:
+    """Ask for stacks, report them, and end the training step. Return False if there is no step to end."""
+    step = scheduler.training()
     if step is None:
         return False
     try:
         _append(log, f"fp8launch: nothing for {seen.silent:.0f} s: asking all processes for their stacks\n")
-    except OSError as problem:  # the very reason why it does not grow
+    except OSError as problem:  # this is why the log does not grow
         say(f"the log cannot be written, so a hang cannot be detected: {os.strerror(problem.errno or 0)}")
         seen.silent = 0.0
         return False
-    where = "and there was no iteration yet"
-    if seen.iteration is not None:
-        where = f"since iteration {seen.iteration}"
+    where = "and there was no iteration yet" if seen.iteration is None else f"since iteration {seen.iteration}"
     step.ask_for_stacks()
     time.sleep(ANSWERS_WITHIN)
-    words, tasks = describe_stacks(parse_stacks(tail(log, seen.size)), int(env.get("SLURM_NTASKS") or 0))
-    nodes = nodes_of(tasks, env)
+    words, tasks = describe_stacks(parse_stacks(tail(log, seen.size)), scheduler.tasks())
+    nodes = scheduler.nodes_of(tasks)
     line = f"{HUNG}the log has not grown for {seen.silent:.0f} s {where}; {words}"
     if nodes:
         line += f" on {','.join(nodes)}"
@@ -198,7 +215,7 @@ def end_hung(log: Path, job: str, env: Mapping[str, str], seen: Progress) -> boo
 
 
 def hung_nodes(line: str) -> str | None:
-    """The nodes of the processes without a stack, as `end_hung` wrote them at the end of its line."""
+    """Return the nodes of the processes without a stack, from the end of the line that `end_hung` wrote."""
     _, found, nodes = line.rstrip().rpartition(" on ")
     if not found or not _NODES.match(nodes):
         return None
@@ -206,14 +223,16 @@ def hung_nodes(line: str) -> str | None:
 
 
 def _append(log: Path, text: str) -> None:
-    with log.open("a") as file:  # srun appends too
+    with log.open("a") as file:  # the training appends too
         file.write(text)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A process's answer: its Slurm task, its rank where torchrun started it, its innermost frame; None for no
-    answer."""
+    """The answer of a process: its task, its rank if torchrun started it, and its innermost frame.
+
+    The frame is None without an answer.
+    """
 
     task: int
     rank: int | None
@@ -225,7 +244,7 @@ class Stack:
 
 
 def parse_stacks(text: str) -> list[Stack]:
-    """The answers in what was added to a log, by rank, one for each."""
+    """Return the answers in a part of the log, one for each rank, by rank."""
     found: dict[int, Stack] = {}
     begun: set[tuple[str | None, str | None]] = set()
     for line in text.splitlines():
@@ -260,14 +279,14 @@ def _place(words: str) -> str:
 
 
 def describe_stacks(answers: list[Stack], tasks: int) -> tuple[str, list[int]]:
-    """What the answers show, in words that end with the processes that gave none, and the tasks of these."""
+    """Describe the answers, ending with the processes that gave none. Return the text and the tasks of the latter."""
     ranks_at: dict[str, list[int]] = {}
     for answer in answers:
         if answer.frame is not None:
             ranks_at.setdefault(answer.frame, []).append(answer.name)
     if not ranks_at:
         return "no process gave its stack", []
-    # The few that stand elsewhere are what the many wait for.
+    # Most processes wait for the few that are somewhere else.
     groups = sorted(ranks_at.items(), key=lambda group: len(group[1]))[:4]
     words = [f"{_in_words(ranks)} in {frame}" for frame, ranks in groups]
     answered = {answer.task for answer in answers}
@@ -284,15 +303,3 @@ def _in_words(ranks: list[int]) -> str:
     if len(ranks) > 4:
         return f"{len(ranks)} ranks"
     return f"ranks {', '.join(map(str, ranks))}"
-
-
-def nodes_of(tasks: list[int], env: Mapping[str, str]) -> list[str]:
-    """The nodes of some tasks of the training step. Its tasks fill one node after the other."""
-    if not tasks:
-        return []
-    hosts = (slurm("scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")) or "").split()
-    each = re.match(r"\d{1,9}", env.get("SLURM_TASKS_PER_NODE", ""))
-    if not hosts or not each:
-        return []
-    numbers = sorted({task // int(each.group(0)) for task in tasks})
-    return [hosts[number] for number in numbers if number < len(hosts)]

@@ -1,10 +1,7 @@
 """Training health: the rules by which training is broken although the job runs. docs/health.md documents them.
 
-`parse` applies them to whole logs, and the job to its own log while it runs (`health_watch`), so there is only this one
-set of rules. Each reads columns of the iteration lines: one line per iteration, newest attempt first where attempts
-overlap.
-
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
+`parse` applies them to whole logs, and the job to its own log while it runs (`health_watch`). They read columns of the
+iteration lines: one line per iteration, from the newest attempt if attempts overlap.
 """
 
 from __future__ import annotations
@@ -12,37 +9,44 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from fp8launch.injob.supervisor.slow_node import NodeTimes, SlowNode, find_slow_node
+
+NO_NODE_TIMES: Mapping[int, Sequence[NodeTimes]] = {}
 CODES = (
     "zero-grad-norm", "constant-grad-norm", "loss-jump", "resume-jump", "loss-flat", "nan", "skipped-steps", "slowdown",
+    "slow-node",
 )  # fmt: skip
-# Codes for which a recipe can name an action: they show at once, and a run does not recover from them by waiting.
+# Codes for which a recipe can name an action: they show immediately, and a run does not recover by waiting.
 ACTION_CODES = ("nan", "zero-grad-norm", "loss-jump")
+SLOW_NODE = "slow-node"
 # In `Series.not_finite`: the loss or the gradient norm of a line is NaN, or infinite.
 IS_NAN, IS_INFINITE = 1.0, 2.0
 
-# Rolling medians of the loss are over so many lines: a single spike does not move them.
+# Lines in a rolling median of the loss: a single spike does not move it.
 _LOSS_WINDOW = 5
-# A change must exceed so many standard deviations of the loss from one line to the next.
+# A change must exceed this many standard deviations of the loss from one line to the next.
 _SIGMAS = 6
-# In nats; a loss near zero, of a model that knows its data by heart, rises by large fractions.
+# In nats: a loss near zero, of a model that has memorized its data, rises by large fractions.
 _LEAST_RISE = 0.05
+# A slow node must also slow this many of the newest lines, and as many are needed before it.
+_RECENT = 10
 # Rolling medians of the step time: lines per median, factor on the threshold, and the least share of an attempt's lines
-# that must be slow. With a log interval of 10 or more a slowdown shows in few lines, whose median is less certain.
+# that must be slow. With a log interval of 10 or more a slowdown is visible in few lines, whose median is less certain.
 _TIME_WINDOWS = ((10, 1.0, 0.0), (3, 1.6, 0.25))
 # Zero gradients are certain after a few lines, equal ones later: Megatron prints three decimals.
 _ZERO_LINES, _EQUAL_LINES, _EQUAL_LEAST = 3, 30, 0.1
-# So many lines at the end of a growing log are NaN before a job acts.
+# A job acts if this many lines at the end of its log are NaN.
 _NAN_LINES = 2
 # Iterations before which a loss may be flat (warm-up), and loss scaling skips steps to find its scale.
 _FLAT_ITERATIONS, _FLAT_LINES, _SCALING_ITERATIONS = 100, 10, 50
 _STANDSTILL = 10
-# Of all lines, those that may be NaN before it is an error.
+# The share of lines that may be NaN without an error.
 _FEW_NAN = 0.01
-# Of longer logs the loss and the time are read at so many lines, evenly spaced.
+# In longer logs the loss and the time are read from this many lines, evenly spaced.
 _MOST_LINES = 20_000
 
 
@@ -75,17 +79,18 @@ LIMITS = HealthLimits()
 
 @dataclass(frozen=True)
 class HealthProblem:
-    """A sign of broken training in iterations `first` to `last`."""
+    """A sign of broken training in iterations `first` to `last`. `facts` are further fields of its JSON."""
 
     code: str
     severity: str  # error or warning
     message: str
     first: int
     last: int
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
-        """The problem in one line, with its code."""
+        """The problem as one line, with its code."""
         return f"{self.severity}: {self.message} [{self.code}]"
 
     def as_json(self) -> dict[str, object]:
@@ -94,12 +99,13 @@ class HealthProblem:
             "severity": self.severity,
             "message": self.message,
             "iterations": [self.first, self.last],
+            **self.facts,
         }
 
 
 @dataclass(frozen=True)
 class Series:
-    """The columns that the rules read, one value per iteration line, NaN where a line does not have it.
+    """The columns that the rules read, one value per iteration line, NaN if the line lacks it.
 
     The loss of a `mixed` line may be a mean that includes the iteration before.
     """
@@ -116,11 +122,12 @@ class Series:
     has_grad_norm: bool
 
     def is_nan(self, i: int) -> bool:
-        """Whether loss or gradient norm of line `i` is NaN, so that training cannot recover without its checkpoint."""
+        """Return whether loss or gradient norm of line `i` is NaN, from which only a checkpoint can recover the
+        training."""
         return self.not_finite[i] == IS_NAN or self.nan[i] > 0 or self.lost(i)
 
     def lost(self, i: int) -> bool:
-        """Whether a line lacks the loss that the line before has: Megatron does not print a loss that is NaN.
+        """Return whether a line lacks the loss that the line before has: Megatron does not print a loss that is NaN.
 
         The last line may be cut off. Skipped steps have no loss, and a loss of 0 is not printed but has a gradient.
         """
@@ -130,8 +137,13 @@ class Series:
 
 
 def problems_of(
-    series: Series, timed: Series, arguments: Mapping[str, object], limits: HealthLimits
+    series: Series,
+    timed: Series,
+    arguments: Mapping[str, object],
+    limits: HealthLimits,
+    node_times: Mapping[int, Sequence[NodeTimes]] = NO_NODE_TIMES,
 ) -> tuple[HealthProblem, ...]:
+    """Apply all rules. `timed` are the lines with a usual step time, `node_times` the nodes' times by attempt."""
     if not series.number:
         return ()
     found = [
@@ -140,6 +152,7 @@ def problems_of(
         *_loss(series, arguments, limits),
         *_skipped(series, limits),
         *_slowdown(timed, limits),
+        *_slow_node(timed, limits, node_times),
     ]
     return tuple(problem for problem in found if problem.code not in limits.ignore)
 
@@ -159,10 +172,10 @@ class Event:
 
 
 def event_in(series: Series, limits: HealthLimits, codes: Collection[str]) -> Event | None:
-    """Return what is broken at the end of a log that still grows, if it is one of `codes`; None if nothing is.
+    """Return the problem at the end of a growing log, if its code is one of `codes`; otherwise None.
 
-    What `problems_of` reports as an error at the end of the same lines, except that a single line is not enough: with
-    fp16 one step may be lost without harm.
+    These are the errors that `problems_of` reports at the end of the same lines, except that a single line is not
+    enough: with fp16 one step may be lost without harm.
     """
     bad = [series.is_nan(i) or series.not_finite[i] > 0 for i in range(len(series.number))]
     if "nan" in codes:
@@ -180,7 +193,7 @@ def event_in(series: Series, limits: HealthLimits, codes: Collection[str]) -> Ev
 
 
 def _event_of_stretch(series: Series, code: str, bad: Sequence[bool], lines: int, what: str) -> Event | None:
-    """Return an event if at least so many lines at the end are bad. The batch of the first one may be the cause."""
+    """Return an event if at least `lines` lines at the end are bad. The batch of the first one may be the cause."""
     count = 0
     for is_bad in reversed(bad):
         if not is_bad:
@@ -280,13 +293,13 @@ def _thinned(items: list[Any]) -> list[Any]:
 
 
 def _noise(loss: Sequence[float]) -> float:
-    """The standard deviation of the loss from one line to the next, estimated by the median of the differences."""
+    """Return the standard deviation from one line to the next, estimated by the median of the differences."""
     steps = [abs(loss[i] - loss[i - 1]) for i in range(1, len(loss))]
     return 1.4826 * statistics.median(steps) / math.sqrt(2)
 
 
 def _rise(before: float, noise: float, limits: HealthLimits) -> float:
-    """By how much a loss must rise to count."""
+    """Return by how much a loss must rise to count."""
     return max(limits.loss_jump * abs(before), _SIGMAS * noise, _LEAST_RISE)
 
 
@@ -355,7 +368,7 @@ def _jump(
 
 
 def _starts_trained(arguments: Mapping[str, object]) -> bool:
-    """Whether the run loads weights and counts its iterations from 1 again, so that its loss may be flat."""
+    """Return whether the run loads weights and counts its iterations from 1 again, so that its loss may be flat."""
     return bool(arguments.get("finetune") or arguments.get("pretrained_checkpoint"))
 
 
@@ -378,7 +391,7 @@ def _flat(
 
 
 def _skipped(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
-    """Report steps that were skipped, beyond those with which fp16 finds its loss scale."""
+    """Report skipped steps, except for the first ones, with which fp16 finds its loss scale."""
     counts = {i: int(value) for i, value in enumerate(series.skipped) if 0 < value < 1e9}
     late = [i for i in counts if series.number[i] > _SCALING_ITERATIONS]
     if not late:
@@ -398,11 +411,8 @@ def _skipped(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
 
 def _slowdown(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
     """Report the largest slowdown within one attempt; attempts may run on other nodes."""
-    usable = [i for i, ms in enumerate(series.step_time_ms) if 0 < ms < math.inf]
     slowest: _Slowdown | None = None
-    for _, group in groupby(usable, key=lambda i: series.attempt[i]):
-        lines = _thinned(list(group))
-        times = [series.step_time_ms[i] for i in lines]
+    for _, lines, times in _timed_lines(series):
         for window, factor, share in _TIME_WINDOWS:
             slowdown = _lasting_slowdown(times, window, factor * limits.slowdown, share)
             if slowdown is None:
@@ -420,9 +430,70 @@ def _slowdown(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
         yield HealthProblem("slowdown", "warning", message, first, last)
 
 
+def _timed_lines(series: Series) -> Iterator[tuple[int, list[int], list[float]]]:
+    """Yield each attempt with the indices of its lines that have a step time, and these times in ms."""
+    usable = [i for i, ms in enumerate(series.step_time_ms) if 0 < ms < math.inf]
+    for attempt, group in groupby(usable, key=lambda i: series.attempt[i]):
+        lines = _thinned(list(group))
+        yield attempt, lines, [series.step_time_ms[i] for i in lines]
+
+
+def slow_node_of(
+    series: Series, node_times: Mapping[int, Sequence[NodeTimes]], limits: HealthLimits
+) -> SlowNode | None:
+    """Return the node that slows the newest attempt with a slow node; None if no single node does.
+
+    `node_times` are by attempt. The rise of the step time may be smaller than for a `slowdown`, because steps
+    that wait for a slow node are irregular: the comparison of nodes rules out noise.
+    """
+    found = None
+    for attempt, lines, times in _timed_lines(series):
+        measured = node_times.get(attempt, ())
+        if not measured or len(times) < 2 * _RECENT:
+            continue
+        begin = change_point(times, _RECENT)
+        before, after = statistics.median(times[:begin]), statistics.median(times[begin:])
+        if min(after, statistics.median(times[-_RECENT:])) < (1 + limits.slowdown) * before:
+            continue
+        found = find_slow_node(measured, series.number[lines[begin]], before, after, limits.slowdown) or found
+    return found
+
+
+def change_point(values: Sequence[float], margin: int) -> int:
+    """Return the index from which values are larger than before, with at least `margin` values on either side.
+
+    There the rank sums of both sides differ by the most standard deviations (as in Pettitt's and Mann-Whitney's tests),
+    so outliers do not matter.
+    """
+    count = len(values)
+    ranks = [0.0] * count
+    below = 0
+    for _, group in groupby(sorted(range(count), key=values.__getitem__), key=values.__getitem__):
+        equal = list(group)
+        for i in equal:
+            ranks[i] = below + (len(equal) - 1) / 2
+        below += len(equal)
+    total, largest, begin = 0.0, -math.inf, margin
+    for i in range(count - margin):
+        total += (count - 1) / 2 - ranks[i]
+        before = i + 1
+        difference = total / math.sqrt(before * (count - before))
+        if before >= margin and difference > largest:
+            largest, begin = difference, before
+    return begin
+
+
+def _slow_node(
+    series: Series, limits: HealthLimits, node_times: Mapping[int, Sequence[NodeTimes]]
+) -> Iterator[HealthProblem]:
+    slow = slow_node_of(series, node_times, limits)
+    if slow is not None:
+        yield HealthProblem(SLOW_NODE, "warning", slow.sentence, slow.first, slow.last, slow.as_json())
+
+
 @dataclass(frozen=True)
 class _Slowdown:
-    """Step times from index `begin` on, against the best median before."""
+    """Step times from index `begin` on, compared with the best median before."""
 
     begin: int
     now_ms: float

@@ -1,9 +1,7 @@
-"""Watches the health of a training while it runs, and ends it where the recipe's `health.actions` say so.
+"""Watch the health of a training while it runs, and end it if the recipe's `health.actions` say so.
 
-What is seen is written to the log, from where the supervisor reads it after the end:
+Events are written to the log, where the supervisor reads them after the end:
 `fp8launch: unhealthy: nan: good until 12, suspect until 14: the loss ...`.
-
-Standard library only, on any Python from 3.7: this runs on a compute node's own Python, outside the image.
 """
 
 from __future__ import annotations
@@ -19,21 +17,26 @@ from fp8launch.injob.supervisor.health_rules import (
     ACTION_CODES,
     IS_INFINITE,
     IS_NAN,
+    SLOW_NODE,
     Event,
     HealthLimits,
     Series,
     event_in,
+    slow_node_of,
 )
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
+from fp8launch.injob.supervisor.slow_node import NodeTimes, SlowNode, node_times_in
 
 UNHEALTHY = "fp8launch: unhealthy: "
 CAUSE = "unhealthy-training"
-# More lines than these are not held in memory: the older half is dropped.
+# With more lines than this in memory, the older half is dropped.
 _MOST_LINES = 20_000
 _BLOCK = 1 << 24
+# The longest lines have the times of all nodes.
+_LONGEST_PENDING = 1 << 20
 _ITERATION = re.compile(r"iteration\s{1,20}(\d{1,15})/\s{0,20}\d{1,15} \|")
 _RECORD = re.compile(r"([a-z-]{1,40}): good until (\d{1,15}|unknown), suspect until (\d{1,15}): (.{1,400})")
-# Megatron's own check names the iteration that it was in.
+# Megatron's own check names its iteration.
 _MEGATRON_STOPPED = re.compile(r"iteration #?(\d{1,15})\b")
 _FIELDS = {
     "grad norm": "grad_norm",
@@ -47,7 +50,8 @@ _FIELDS = {
 class Actions:
     """What the plan says about health: an action by code, `stop` or the number of checkpoints to go back.
 
-    `log_interval` is the number of iterations that a line stands for. At most `max_rewinds` are done.
+    `log_interval` is the number of iterations per log line. The run goes back at most `max_rewinds` times.
+    `slow_node` is the action on a slow node: `exclude`, `exclude-later` or None.
     """
 
     by_code: Mapping[str, Any]
@@ -56,6 +60,7 @@ class Actions:
     log_interval: int = 1
     skip_flag: str | None = None
     skipped: tuple[int, ...] = ()
+    slow_node: str | None = None
 
     @classmethod
     def of_plan(cls, plan: Mapping[str, Any]) -> Actions:
@@ -69,7 +74,13 @@ class Actions:
             stated.get("log_interval", 1),
             stated.get("skip_flag"),
             tuple(stated.get("skipped", ())),
+            stated.get("actions", {}).get(SLOW_NODE),
         )
+
+    @property
+    def watch(self) -> bool:
+        """Return whether the log has to be read while the training runs."""
+        return bool(self.by_code) or self.slow_node == "exclude"
 
     def checkpoints_back(self, code: str) -> int:
         """Return by how many checkpoints a run goes back for a code; 0 for an action that is not `rewind`."""
@@ -79,18 +90,19 @@ class Actions:
 
 @dataclass
 class HealthWatch:
-    """The iteration lines of a log that grows."""
+    """The iteration lines of a growing log, and how long the forward pass took on each node."""
 
     actions: Actions
     offset: int = 0
     pending: bytes = b""
     rows: list[dict[str, float]] = field(default_factory=list)
+    node_times: list[NodeTimes] = field(default_factory=list)
+    node_times_seen: int = 0
 
     def look(self, log: Path) -> Event | None:
         """Read what was added to the log. Return an event that calls for an action."""
-        if not self.actions.by_code:
+        if not self.actions.watch:
             return None
-        added = False
         try:
             with log.open("rb") as file:
                 file.seek(self.offset)
@@ -98,18 +110,50 @@ class HealthWatch:
         except OSError:  # srun has not made it yet
             return None
         self.offset += len(block)
-        *lines, self.pending = (self.pending + block).split(b"\n")
+        *lines, pending = (self.pending + block).split(b"\n")
+        self.pending = pending[-_LONGEST_PENDING:]
+        before = len(self.rows)
         for line in lines:
-            row = values_of(line[:LONGEST_LINE].decode("utf-8", "replace"))
-            if row is not None and (not self.rows or row["number"] > self.rows[-1]["number"]):
-                self.rows.append(row)
-                added = True
-        self.pending = self.pending[-LONGEST_LINE:]
-        if not added:
+            self.feed(line.decode("utf-8", "replace"))
+        if len(self.rows) == before:
             return None
-        if len(self.rows) > _MOST_LINES:
-            del self.rows[: _MOST_LINES // 2]
+        for values in (self.rows, self.node_times):
+            if len(values) > _MOST_LINES:
+                del values[: _MOST_LINES // 2]
         return event_in(series_of(self.rows), self.actions.limits, self.actions.by_code)
+
+    def feed(self, line: str) -> None:
+        """Keep the values of a line. Iterations that are printed twice count once."""
+        row = values_of(line[:LONGEST_LINE])
+        if row is not None:
+            if not self.rows or row["number"] > self.rows[-1]["number"]:
+                self.rows.append(row)
+            return
+        times = node_times_in(line)
+        if times is not None:
+            self.node_times.append(times)
+
+    def news_of_nodes(self) -> SlowNode | None:
+        """Return the node that slows the training now; None if there is none, or nothing new about it."""
+        if len(self.node_times) == self.node_times_seen:
+            return None
+        self.node_times_seen = len(self.node_times)
+        return self.slow_node()
+
+    def slow_node(self) -> SlowNode | None:
+        """Return the node that slows the training at the end of the lines."""
+        if SLOW_NODE in self.actions.limits.ignore or not self.node_times:
+            return None
+        # As in `parse`, the first two lines include the start-up.
+        return slow_node_of(series_of(self.rows[2:]), {0: self.node_times}, self.actions.limits)
+
+
+def slow_node_of_log(log: str, actions: Actions) -> SlowNode | None:
+    """Return the node that slowed an attempt at its end, from its log."""
+    watch = HealthWatch(actions)
+    for line in log.splitlines():
+        watch.feed(line)
+    return watch.slow_node()
 
 
 def values_of(line: str) -> dict[str, float] | None:
@@ -167,7 +211,7 @@ def record_of(event: Event) -> str:
 def event_of(cause: str, line: str | None, log: str, actions: Actions) -> Event | None:
     """Return the event that ended an attempt, by its cause, the line that reported it, and the log.
 
-    Megatron ends a training itself at a loss that is NaN, unless it was told not to check for it.
+    Megatron itself ends a training whose loss is NaN, unless that check is disabled.
     """
     if cause == CAUSE and line:
         found = _RECORD.search(line)

@@ -1,96 +1,39 @@
-"""The action after the end of an attempt: one table of rules, one pure function.
-
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
-"""
+"""What follows the end of an attempt: one table of rules, one pure function."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# go-on: another attempt, which counts. free: another, which does not count, because the user can do nothing about it.
-# exclude: another, which counts, without the node that failed. stop: another would fail again.
+from fp8launch.injob.supervisor.failure_patterns import PATTERNS
+
+# go-on: start another attempt; this one counts. free: start another attempt; this one does not count, because the user
+# cannot prevent the cause. exclude: start another attempt without the failed node; this one counts. stop: another
+# attempt would fail again.
 ACTIONS = ("go-on", "free", "exclude", "stop")
 
-# Cause to action. Causes are those of `fp8launch parse` (failure_patterns.py), and these of the attempt's own:
-# `time-limit` (Megatron saved and left, or Slurm ended it), `interrupted` (Slurm started the job again by itself:
-# `scontrol requeue` or a restarted controller), `damaged-checkpoint` (it could not be loaded, and was set aside),
-# `rewind` (the training was broken, and `health.actions` let the run go back to an earlier checkpoint),
-# `preempted` and `node-lost` (Slurm says that this is why), `signal`
-# (the processes were asked to leave, and saved), `phase-end` (a phase is done and another follows), `unknown`.
-RULES: Mapping[str, str] = {
-    "phase-end": "free",
-    "time-limit": "go-on",
-    "interrupted": "free",
-    "node-lost": "free",
-    "preempted": "free",
-    "signal": "free",
-    "node-failure": "exclude",
-    "gpu-failure": "exclude",
-    "cuda-error": "exclude",
-    "nccl": "exclude",
-    "network": "exclude",
-    "unhealthy-node": "exclude",
-    "killed": "go-on",
-    "segfault": "go-on",
-    "aborted": "go-on",
-    "terminated": "go-on",
-    "port-in-use": "go-on",
-    "storage": "go-on",
-    "slurm": "go-on",
-    "pmix": "go-on",
-    "hang": "exclude",
-    "cancelled": "stop",
-    "step-cancelled": "stop",
-    "out-of-memory": "stop",
-    "host-out-of-memory": "go-on",
-    "nan": "stop",
-    "unhealthy-training": "stop",
-    "rewind": "free",
-    "bad-arguments": "stop",
-    "missing-data": "stop",
-    "missing-checkpoint": "stop",
-    "damaged-checkpoint": "free",
-    "checkpoint-mismatch": "stop",
-    "pickled-state": "stop",
-    "fp8-state-missing": "stop",
-    "scheduler-mismatch": "stop",
-    "parameter-groups": "stop",
-    "optimizer-mismatch": "stop",
-    "missing-optimizer": "stop",
-    "gated-repository": "stop",
-    "hub-rate-limit": "stop",
-    "hub-unreachable": "stop",
-    "damaged-data": "stop",
-    "stream-capture": "stop",
-    "triton-kernel": "stop",
-    "library-mismatch": "stop",
-    "version-mismatch": "stop",
-    "max-connections": "stop",
-    "fp8-shape": "stop",
-    "no-pyxis": "stop",
-    "nvls": "stop",
-    "shared-memory": "stop",
-    "missing-module": "stop",
-    "missing-file": "stop",
-    "permission": "stop",
-    "disk-full": "stop",
-    "unsupported-hardware": "stop",
-    "container": "stop",
-    "user-namespaces": "stop",
-    "container-left": "free",
-    "container-disk-full": "exclude",
-    "container-unwritable": "exclude",
-    "command-not-found": "stop",
-    "exception": "stop",
-    "crash": "stop",
+# Causes that no line of a log shows.
+_OF_ATTEMPTS = {
+    "phase-end": "free",  # a phase is done, and another follows
+    "interrupted": "free",  # the scheduler started the job again: `scontrol requeue` or a restarted controller
+    "node-lost": "free",  # the scheduler reports it
+    "signal": "free",  # the processes were asked to exit, and saved
+    "rewind": "free",  # the training was broken, and `health.actions` let the run go back to an earlier checkpoint
+    "slow-node": "exclude",  # a node slowed the training, and `health.actions` let it save and exit
+    "damaged-checkpoint": "free",  # it could not be loaded, and was set aside
+    "exception": "stop",  # a traceback that no pattern explains
     "unknown": "stop",
 }
+# Actions by cause: a code of `fp8launch parse` (failure_patterns.ini), or a cause of attempts only.
+RULES: Mapping[str, str] = {**{p.code: p.retry for p in PATTERNS if p.retry is not None}, **_OF_ATTEMPTS}
 
-# What stands in the way has the number of the job that ended: a job with another number does not meet it.
+# The obstacle is tied to the ended job's number, so a job with another number is not affected.
 NEEDS_NEW_JOB = ("container-left",)
 
-# What a code alone does not say.
+# The user can do nothing about a slow node, and the training has saved: such an attempt does not count.
+NOT_COUNTED = ("slow-node",)
+
+# Explanations of codes that are not clear on their own.
 MEANS = {
     "killed": " (most often by the kernel, for the node's memory)",
     "host-out-of-memory": " (the memory of the node, or of the job on it, ran out)",
@@ -117,15 +60,15 @@ class Ended:
     before: int
     after: int
     node: str | None = None  # where the cause was seen
-    detail: str = ""  # what a code alone does not say
+    detail: str = ""  # explains the cause
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`attempts` that count may be used in all, `without_progress` of them in a row without a newer checkpoint.
+    """`attempts` is the number of attempts that count, `without_progress` of them in a row without a newer checkpoint.
 
-    So may `ended_without_progress` of any kind: a run that is always preempted before its first checkpoint would
-    continue forever.
+    `ended_without_progress` is the number of attempts of any kind in a row without a newer checkpoint: a run that is
+    always preempted before its first checkpoint would continue forever.
     """
 
     attempts: int
@@ -135,10 +78,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the run continues, whether the attempt counts, and why, in words.
+    """Return whether the run continues, whether the attempt counts, and the reason.
 
-    `exclude` is the node that the next attempt must not use. `new_job` says that the next attempt must be another job
-    than this one, because something on the nodes has this job's number.
+    The next attempt must not use the node `exclude` (None: no restriction). With `new_job` it must be another job,
+    because something on the nodes has this job's number.
     """
 
     continues: bool
@@ -158,8 +101,8 @@ def decide(
 ) -> Decision:
     """Decide what follows an attempt that did not finish the training.
 
-    `used` attempts counted before this one, the last `used_without_progress` of them without a newer checkpoint; so
-    did the last `ended_without_progress` of all attempts, counted or not.
+    `used` attempts counted before this one, the last `used_without_progress` of them without a newer checkpoint. The
+    last `ended_without_progress` attempts, counted or not, produced no newer checkpoint either.
     """
     cause = ended.cause + MEANS.get(ended.cause, "")
     if ended.detail:
@@ -175,31 +118,22 @@ def decide(
     if ended_without_progress >= limits.ended_without_progress:
         advice = "save more often (checkpoint.interval), then `fp8launch resume`"
         return _stop(f"{cause}: {ended_without_progress} attempts without a newer checkpoint; {advice}")
+    exclude = ended.node if action == "exclude" else None
+    without = f" without {exclude}" if exclude else ""
     new_job = ended.cause in NEEDS_NEW_JOB
-    if action == "free":
-        reason = f"{cause}: another attempt follows, and this one does not count"
-        return Decision(True, False, reason, new_job=new_job)
+    if action == "free" or (action == "exclude" and ended.cause in NOT_COUNTED):
+        reason = f"{cause}: another attempt follows{without}, and this one does not count"
+        return Decision(True, False, reason, exclude, new_job)
     if used >= limits.attempts:
         return _stop(f"{cause}: all attempts are used, {used} of {limits.attempts}")
     if used_without_progress >= limits.without_progress:
-        times = f"{used_without_progress} attempts"
-        if used_without_progress == 1:
-            times = "an attempt"
+        times = "an attempt" if used_without_progress == 1 else f"{used_without_progress} attempts"
         return _stop(f"{cause}: {times} without a newer checkpoint than {ended.after}")
-    exclude, without = None, ""
-    if action == "exclude":
-        exclude = ended.node
+    if action == "exclude" and not exclude:
         without = " (the bad node is not known)"
-        if exclude:
-            without = f" without {exclude}"
     reason = f"{cause}: another attempt follows{without}, {used} of {limits.attempts} used"
     return Decision(True, True, reason, exclude, new_job)
 
 
 def _stop(reason: str) -> Decision:
     return Decision(False, True, reason)
-
-
-def with_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
-    """The rules with a site's and a recipe's own."""
-    return {**RULES, **overrides}

@@ -1,7 +1,4 @@
-"""What jobs and the launcher both write: manifests, and the user's list of run roots, which `fp8launch runs` searches.
-
-Standard library only, on any Python from 3.7: this also runs on a compute node's own Python, outside the image.
-"""
+"""Records that both jobs and the launcher write: manifests, and the user's list of run roots for `fp8launch runs`."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import os
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-STARTED_BY = "sbatch"  # the entry `started_by` of a job that plain sbatch started
 
 
 def roots_file() -> Path:

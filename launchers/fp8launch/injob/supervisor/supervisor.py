@@ -1,17 +1,17 @@
-"""Continues a run from attempt to attempt: `supervisor.py begin|unpickle|skip|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
+"""Continue a run from attempt to attempt: `supervisor.py begin|unpickle|skip|watch|end RUN-FOLDER ATTEMPT [STATUS]`.
 
-The batch script asks at its start whether there is something to do (`begin`) and reports at its end how the training
-left (`end`). Beside the training, `watch` removes old checkpoints, and ends a training that hangs. What to do is in
-`survive.json`, written when the run was submitted; what happened is in `attempts.json`, which only the job that has its
-turn writes. How the next attempt comes about is in `continuation`. Runs on the compute node's own Python (3.7 or
-newer), outside the image.
+The batch script calls `begin` before the training and `end` after it, and runs `watch` during the training. The plan is
+in `survive.json`, written at submission. The history is in `attempts.json`, which only the run's current job writes.
+`continuation` starts the next attempt.
 
-begin: prints when to stop (seconds since 1970) and, for a run in phases, which of them continues; prints nothing when
-nothing is left to do; exits with 75 when the run may not continue. unpickle: prints the variable with which
-Transformer Engine loads the pickled state of a checkpoint, if the newest one is this run's own work. skip: prints the
-arguments that leave out the batches which a rewind skips. end: exits with 0
-when the training is done or continues, else with STATUS, or 75 where that is 0; prints "again" where the script is to
-run itself again.
+begin     prints when to stop (seconds since 1970), and the phase of a run in phases; prints nothing if nothing is left
+          to do; exits with 75 if the run may not continue
+unpickle  prints the variable that lets Transformer Engine load the pickled state of a checkpoint, if the newest
+          checkpoint was written by this run
+skip      prints the arguments with which Megatron skips the batches of a rewind
+watch     removes old checkpoints, and ends a training that hangs or is unhealthy
+end       exits with 0 if the training is done or continues, otherwise with STATUS, or with 75 if STATUS is 0; prints
+          "again" if the script must run itself again
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from fp8launch.injob.supervisor.attempt_log import Run
 from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
 from fp8launch.injob.supervisor.health_rules import Event
 from fp8launch.injob.supervisor.health_watch import CAUSE as UNHEALTHY
-from fp8launch.injob.supervisor.health_watch import Actions, event_of
-from fp8launch.injob.supervisor.slurm_cli import say, slurm, tail
+from fp8launch.injob.supervisor.health_watch import Actions, event_of, slow_node_of_log
+from fp8launch.injob.supervisor.log_lines import say, tail
+from fp8launch.injob.supervisor.slow_node import SlowNode, recorded_in
 
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
 CANCELLED = "cancelled"
@@ -42,7 +43,7 @@ PHASE_END = "phase-end"
 
 
 def begin(run: Run) -> int:
-    """Find out whether this job has something to do, write its attempt down, and print when it has to stop."""
+    """Decide whether this job has something to do, record its attempt, and print when it has to stop."""
     state = run.state
     if state.get("owner") not in (None, run.job) and state["waiting"] != run.job:
         say(f"job {state['owner']} has continued this run: nothing is left for job {run.job}")
@@ -91,7 +92,7 @@ def begin(run: Run) -> int:
 
 
 def close_attempt_that_was_cut_off(run: Run) -> None:
-    """Write down the end of an attempt whose own job could not: it was killed, or its node was lost."""
+    """Record the end of an attempt whose own job could not do it: it was killed, or its node was lost."""
     if not run.attempts:
         return
     last = run.attempts[-1]
@@ -114,11 +115,11 @@ def last_sign_of_life(run: Run, attempt: str) -> float | None:
 
 
 def new_attempt(run: Run) -> dict[str, Any]:
-    """The facts about this attempt that are known at its start."""
+    """Return what is known about this attempt at its start."""
     attempt: dict[str, Any] = {
         "name": run.name,
         "job": run.job,
-        "nodes": run.env.get("SLURM_JOB_NODELIST", ""),
+        "nodes": run.scheduler.node_list(),
         "began": time.time(),
         "until": continuation.end_time(run),
     }
@@ -178,31 +179,42 @@ def unpickle(run: Run) -> int:
 
 
 def end(run: Run, status: int) -> int:
-    """Decide what follows this attempt, and bring it about."""
-    shown = slurm("scontrol", "show", "job", run.job) or ""
-    if continuation.is_ending_by_itself(shown):
-        say("Slurm is ending this job; the next start decides how the run continues")
+    """Decide what follows this attempt, and start it."""
+    state = run.scheduler.state()
+    if state.ending:
+        say("the scheduler is ending this job; the next start decides how the run continues")
         return status
     repair_checkpoints(run)
     hang_watchdog.prune(run.checkpoint, run.plan["keep"])
-    cause, node, line, whole = cause_of_end(run, status, shown)
+    cause, node, line, whole = cause_of_end(run, status, state.preempted)
+    log = tail(run.log)
+    slow = note_slow_node(run, log)
     if run.phase_is_over and (status == 0 or cause == "finished"):
         cause = PHASE_END
     elif cause == "finished" and run.phase is not None:
-        cause = "unknown"  # it left at its phase's last iteration, and there is no checkpoint of that iteration
+        cause = "unknown"  # it exited at its phase's last iteration, but there is no checkpoint of that iteration
     if run.trained or cause == "finished":
         if run.trained or whole:
-            status = 0  # processes that stayed after the end, and were killed, do not make a failure of it
+            status = 0  # the run is complete even if processes had to be killed after its end
         return finish(run, status)
     if line:
         run.attempts[-1]["line"] = line.strip()[:300]
     if cause == "missing-checkpoint" and set_aside_checkpoint(run):
         cause = "damaged-checkpoint"
-    event = event_of(cause, line, tail(run.log), Actions.of_plan(run.plan))
+    actions = Actions.of_plan(run.plan)
+    event = event_of(cause, line, log, actions)
     detail = ""
     if event is not None:
         cause, detail = answer_to(event, run)
-    decision = run.close_attempt(cause, node, detail=detail)
+    given_up = None
+    if slow is not None and actions.slow_node is not None and not was_given_up(slow.node, run):
+        given_up = slow.node
+        if cause == "signal" and recorded_in(log):
+            # The training exited because the supervisor told it to.
+            cause, node, detail = "slow-node", slow.node, slow.sentence
+    decision = run.close_attempt(cause, node, detail=detail, slow=given_up)
+    if given_up is not None:
+        run.attempts[-1]["slow_node"]["excluded"] = decision.continues
     run.save()
     checkpoint = f"Checkpoint: iteration {run.attempts[-1]['after']}"
     if not decision.continues:
@@ -217,8 +229,24 @@ def end(run: Run, status: int) -> int:
     return status or GIVEN_UP
 
 
+def note_slow_node(run: Run, log: str) -> SlowNode | None:
+    """Record in the newest attempt which node slowed it at its end. Return it; None if no single node did."""
+    slow = recorded_in(log) or slow_node_of_log(log, Actions.of_plan(run.plan))
+    if slow is None or slow.node not in run.scheduler.hosts():
+        return None
+    say(slow.sentence)
+    run.attempts[-1]["slow_node"] = slow.as_json()
+    return slow
+
+
+def was_given_up(node: str, run: Run) -> bool:
+    """Return whether the run excluded a slow node before: it is in use again because too few others are left."""
+    earlier = [attempt.get("slow_node", {}) for attempt in run.attempts[:-1]]
+    return any(slow.get("node") == node and slow.get("excluded") for slow in earlier)
+
+
 def answer_to(event: Event, run: Run) -> tuple[str, str]:
-    """Do what the plan says about an event of the training's health. Return the attempt's cause, and details of it."""
+    """Carry out the plan's action for a health event. Return the attempt's cause, and details of it."""
     actions = Actions.of_plan(run.plan)
     attempt = run.attempts[-1]
     good = attempt["before"] if event.good is None else event.good
@@ -244,10 +272,10 @@ def answer_to(event: Event, run: Run) -> tuple[str, str]:
 
 
 def checkpoint_before(good: int, back: int, run: Run) -> int | None:
-    """Return the iteration of the newest whole checkpoint that is no newer than iteration `good`, or for `back` above 1
-    of an older one, as far as there is one. None if there is none that this run may go back to.
+    """Return the iteration of the `back`th newest complete checkpoint up to iteration `good`, or of the oldest one if
+    there are fewer. None if the run may not go back to any.
 
-    Checkpoints that precede the run's first attempt are not its own: it never renames them.
+    Checkpoints from before the run's first attempt are not its own: it never renames them.
     """
     inherited = inherited_iteration(run)
     if inherited is None:
@@ -257,7 +285,7 @@ def checkpoint_before(good: int, back: int, run: Run) -> int | None:
 
 
 def skip(run: Run) -> int:
-    """Print the arguments with which Megatron leaves out the batches that a rewind skips."""
+    """Print the arguments with which Megatron skips the batches of a rewind."""
     actions = Actions.of_plan(run.plan)
     reached = checkpoints.latest(run.checkpoint)
     numbers = set(actions.skipped)
@@ -270,7 +298,7 @@ def skip(run: Run) -> int:
 
 
 def inherited_iteration(run: Run) -> int | None:
-    """Return the newest checkpoint that was there before the run's first; None if the folder is not the run's own."""
+    """Return the newest checkpoint from before the run's first attempt; None if the folder is not the run's own."""
     try:
         record = checkpoint_owner.read_owner(run.checkpoint) or {}
     except (OSError, ValueError):
@@ -282,10 +310,10 @@ def inherited_iteration(run: Run) -> int | None:
 
 
 def set_aside_checkpoint(run: Run) -> bool:
-    """Set the checkpoint aside that this attempt could not load, if it is the run's own and an older one is whole."""
+    """Set aside the checkpoint that this attempt could not load, if it is the run's own and an older one is whole."""
     newest = checkpoints.latest(run.checkpoint)
     if not newest or newest != run.attempts[-1]["before"]:
-        return False  # it loaded one, and trained on
+        return False  # it loaded a checkpoint and trained
     inherited = inherited_iteration(run)
     if inherited is None or newest <= inherited:
         return False
@@ -296,7 +324,7 @@ def set_aside_checkpoint(run: Run) -> bool:
 
 
 def finish(run: Run, status: int) -> int:
-    """Write down that the training is done."""
+    """Record that the training is done."""
     reached = checkpoints.latest(run.checkpoint)
     run.attempts[-1].update(ended=time.time(), after=reached, cause="finished", counts=True)
     run.state["finished"] = True
@@ -307,17 +335,22 @@ def finish(run: Run, status: int) -> int:
 
 
 def watch(run: Run) -> int:
-    """Look after the training until the batch script ends this process."""
-    # The batch script ends it once the training has left, and the shell has nothing to say about that.
+    """Watch the training until the batch script ends this process."""
+
+    def replaceable(node: str) -> bool:
+        in_use = node in run.scheduler.hosts()
+        return in_use and not was_given_up(node, run) and run.scheduler.has_free_node(run.state["excluded"])
+
+    # The batch script ends this process after the training. Exit without a message, which the shell would print.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     hang_watchdog.watch(
         run.log,
         run.checkpoint,
-        run.job,
-        os.environ,
+        run.scheduler,
         run.plan.get("hang"),
         run.plan.get("keep"),
         Actions.of_plan(run.plan),
+        replaceable,
     )
     return 0
 
@@ -327,7 +360,10 @@ def main(words: list[str]) -> int:
     try:
         run = Run(folder, attempt, os.environ)
     except (OSError, ValueError) as problem:
-        say(f"nobody knows how this run continues: {problem}")
+        again = (
+            f"`fp8launch submit {folder} --set checkpoint.load=FOLDER` continues from its checkpoints as another run"
+        )
+        say(f"this run cannot continue: {problem}; {again}")
         return int(words[3]) if what == "end" and words[3] != "0" else GIVEN_UP
     if what == "begin" and run.damage:
         say(run.damage)

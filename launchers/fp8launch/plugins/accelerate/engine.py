@@ -1,7 +1,7 @@
-"""Hugging Face Accelerate, a peer to compare with: FSDP2, DDP or ZeRO, FP8 by torchao or Transformer Engine.
+"""Hugging Face Accelerate, a peer to compare with: FSDP2, DDP or ZeRO, in FP8 with torchao or Transformer Engine.
 
-The program of the job is injob/accelerate_train.py. It reads Megatron's arguments of the model, the batch and the
-optimizer; a setting that it does not read is refused, so that nothing is asked for that does not run.
+The job's program is injob/accelerate_train.py. It reads Megatron's arguments for the model, the batch and the
+optimizer. Settings that it does not read are refused, so that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READ = frozenset((
     "adam_beta2", "adam_eps", "clip_grad", "seed", "bf16", "fp8_format", "fp8_recipe", "fp8_param_gather",
     "fp8_amax_history_len", "fp8_amax_compute_algo",
 ))  # fmt: skip
-# Flags whose value says what the program does anyway; None for any value.
+# Flags with the value that describes what the program does anyway; None for any value.
 ALWAYS: Mapping[str, object] = {
     "group_query_attention": True,
     "position_embedding_type": "rope",
@@ -51,7 +51,7 @@ ALWAYS: Mapping[str, object] = {
     "log_interval": 1,
     "split": None,
 }
-# The libraries of FP8, and the recipes that Accelerate's integration offers of each.
+# FP8 libraries, with the recipes that Accelerate's integration offers for each.
 RECIPES = {"torchao": ("tensorwise",), "transformer_engine": ("delayed", "mxfp8")}
 _NOT_HERE = {
     ("checkpoint", "dir"): "remove it: the program compares speed, and saves nothing",
@@ -65,7 +65,7 @@ _MS_AMP = (
 
 
 class Accelerate(MegatronLM):
-    """The model and batch of a recipe, trained by Accelerate."""
+    """Train the model and batch of a recipe with Accelerate."""
 
     name: ClassVar[str] = "accelerate"
     description: ClassVar[EngineDescription] = EngineDescription(
@@ -82,6 +82,9 @@ class Accelerate(MegatronLM):
             if getattr(getattr(recipe, section), key) not in (None, "none", {}):
                 message = f"`{section}.{key}` has no meaning for `engine: accelerate`"
                 yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
+        if recipe.megatron_extra:
+            message = "`megatron_extra` has no meaning for `engine: accelerate`"
+            yield Problem("error", "key-of-other-engine", message, loaded.where("megatron_extra"), "remove it")
         yield from _precision_problems(loaded)
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
@@ -119,7 +122,7 @@ class Accelerate(MegatronLM):
 
 
 def _precision_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Libraries and recipes of FP8 that do not go together, or that Accelerate's integration lacks."""
+    """Report FP8 libraries and recipes that do not fit together or that Accelerate's integration lacks."""
     stated, precision = accelerate_of(loaded.recipe), loaded.recipe.precision
     if stated.fp8 == "msamp":
         fix = "use torchao or transformer_engine; recipes/studies/levels has its levels O1 to O3 in Megatron"
@@ -160,7 +163,7 @@ def _precision_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def _library_with(recipe: str) -> str | None:
-    """The first library that has this recipe."""
+    """Return the first library that has this recipe."""
     for library, offered in RECIPES.items():
         if recipe in offered:
             return library
@@ -168,7 +171,7 @@ def _library_with(recipe: str) -> str | None:
 
 
 def _is_done(flag: str, value: object) -> bool:
-    """Whether Accelerate's program reads a flag, or does always what the flag asks for."""
+    """Return whether the program reads a flag, or always does what the flag requests."""
     if flag in READ:
         return True
     return flag in ALWAYS and ALWAYS[flag] in (None, value)
@@ -183,7 +186,7 @@ def _not_read(flag: str, args: EngineArguments) -> Problem:
 
 
 def _by_rows(args: EngineArguments) -> EngineArguments:
-    """Arguments with torchao's recipe with a scale per row, which Megatron has no name for."""
+    """Return the arguments with torchao's rowwise recipe, for which Megatron has no name."""
     name = "rowwise"
     words = {"fp8_recipe": Argument("fp8_recipe", ("--fp8-recipe", name))}
     return replace(

@@ -1,4 +1,4 @@
-"""Training by Hugging Face Accelerate, for comparisons: see docs/peers.md."""
+"""Training with Hugging Face Accelerate, for comparisons: see docs/peers.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from fp8launch.plugin_registry import Plugin
 
 PLUGIN = Plugin(
     name="accelerate",
+    requires=("measure",),
     engines={"accelerate": "fp8launch.plugins.accelerate.engine:Accelerate"},
     recipe_sections={"accelerate": "fp8launch.plugins.accelerate.section:Accelerate"},
     in_job=("fp8launch.plugins.accelerate.injob",),

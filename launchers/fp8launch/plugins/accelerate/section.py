@@ -9,10 +9,10 @@ from fp8launch.recipe.sections import Section
 
 
 class Accelerate(Section):
-    """A training by Hugging Face Accelerate, for `engine: accelerate`, which recipes of `peers/` use.
+    """Training with Hugging Face Accelerate, for `engine: accelerate`, which the recipes in `peers/` use.
 
-    `fp8` is the library of a precision in FP8. With `rowwise`, torchao scales each row and not each tensor: Megatron
-    has no name for it, so `precision.recipe` stays that of one scale per tensor.
+    `fp8` is the library for FP8. With `rowwise`, torchao scales each row instead of each tensor. Megatron has no name
+    for this, so `precision.recipe` stays the one with a scale per tensor.
     """
 
     sharding: Literal["ddp", "fsdp2", "zero1", "zero2", "zero3"] | None = None

@@ -1,4 +1,4 @@
-"""What a recipe of Bridge comes to, by Megatron's attribute names: the pack's model, then the index, then overrides."""
+"""The settings of a Bridge recipe by Megatron's attribute names: the pack's model, the index, and overrides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fp8launch.untyped import as_mapping
 _SHAPES = Path(__file__).with_name("models.json")
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
 MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0"}
-# Models of the hub whose published configuration is a part of the pack.
+# Models on the hub whose published configuration is in the pack.
 PARTS = {
     "meta-llama/Meta-Llama-3-8B": "llama3_8b",
     "meta-llama/Meta-Llama-3-70B": "llama3_70b",
@@ -47,7 +47,7 @@ _OF_BRIDGE: Mapping[str, Mapping[str, Any]] = {
 }
 # The same up to 0.5, where the bridge did not read `aux_loss_alpha` of the model.
 _UP_TO_0_5: Mapping[str, Mapping[str, Any]] = {"deepseek_v3": {"moe_aux_loss_coeff": 1e-4}}
-# Bridge overlaps the data parallel traffic of more than one replica in buckets of so many elements (comm_overlap.py).
+# Bucket size, in elements, with which Bridge overlaps data parallel communication (comm_overlap.py).
 _BUCKET = 128 * 1024 * 1024
 # Megatron's attribute for a key of a Hugging Face configuration: the sizes that a model of the same kind may change.
 _SIZES = {
@@ -62,7 +62,7 @@ _SIZES = {
     "max_position_embeddings": "max_position_embeddings",
 }
 _LARGEST_CONFIG = 1 << 20  # bytes
-# Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's, where a precision is asked for.
+# Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's if a precision is set.
 _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"fp8_recipe": "tensorwise"},
     "fp4": {"fp4_recipe": "nvfp4"},
@@ -70,10 +70,10 @@ _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]:
-    """Return what the recipe alone sets; without the shape of the model where the pack does not have it.
+    """Return the settings of the recipe itself, without the model's shape if the pack does not have the model.
 
-    `folder` has the configuration that is read in place of the hub's; one that cannot be read from here counts as the
-    model that the recipe names.
+    `folder` has a configuration that replaces the hub's. If it cannot be read from here, it is assumed to equal the
+    configuration of the model that the recipe names.
     """
     found = _of_hub_models(recipe)
     if found and folder is not None:
@@ -89,7 +89,7 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
             found[name] = attribute_value(name, value)
     if recipe.sections.get("comm_overlap"):
         found.setdefault("ddp_bucket_size", _BUCKET)
-    # Megatron-LM states the gradients' type the other way round.
+    # Megatron-LM's flag for the gradients' type has the opposite sense.
     found["grad_reduce_in_bf16"] = not found.get("accumulate_allreduce_grads_in_fp32", True)
     if "cpu_offloading_num_layers" in found:
         found.setdefault("cpu_offloading", False)  # the switch; Megatron-LM's is the number
@@ -100,7 +100,7 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
 
 
 def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
-    """The shape of the models that the recipe names on the hub, as far as the pack has them."""
+    """Return the shape of the hub models that the recipe names, as far as the pack has them."""
     found: dict[str, Any] = {}
     for hub in recipe.hub:
         if hub in PARTS:
@@ -114,7 +114,7 @@ def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
 
 
 def with_settings(found: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return the same with the fields that a run sets."""
+    """Return the attributes with the fields that a run sets."""
     result = dict(found)
     for field, setting in settings.items():
         name = attribute_of(field)
@@ -126,12 +126,12 @@ def with_settings(found: Mapping[str, Any], settings: Mapping[str, Setting]) -> 
 
 
 def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
-    """The fields that a recipe of the index sets, each with its section."""
+    """Yield the fields that a recipe of the index sets, each with its section."""
     for axis, size in recipe.layout.items():
         yield AXES[axis], size
     for name, value in recipe.settings.items():
         yield f"model.{name}", value
-    # Communication and precision win over the model's own values when Bridge sets a run up.
+    # When Bridge sets up a run, communication and precision settings win over the model's own values.
     for section in ("optimizer", "ddp", "mixed_precision", "comm_overlap", "dataset"):
         for name, value in as_mapping(recipe.sections.get(section)).items():
             yield f"{section}.{name}", value
@@ -144,7 +144,7 @@ def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:
 
 
 def _sizes(folder: Path) -> dict[str, Any]:
-    """The sizes in a folder's config.json, by Megatron's names."""
+    """Return the sizes in a folder's config.json, by Megatron's names."""
     try:
         stated = json.loads(read_regular(folder / "config.json", _LARGEST_CONFIG))
     except (OSError, ValueError, RecursionError):
@@ -159,14 +159,14 @@ def _sizes(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def _shapes() -> Mapping[str, Mapping[str, Any]]:
-    """What Bridge makes of models of the hub that are not in the pack (tools/bridge_models.py)."""
+    """Return what Bridge makes of hub models that are not in the pack (tools/bridge_models.py)."""
     shapes: Mapping[str, Mapping[str, Any]] = json.loads(_SHAPES.read_text(encoding="utf-8"))
     return shapes
 
 
 @functools.cache
 def _model(part: str, version: str) -> Mapping[str, Any]:
-    """The attributes that a model of the pack sets, as far as this Megatron has them."""
+    """Return the attributes that a model of the pack sets, as far as this Megatron has them."""
     schema = load_schema(version)
     tree = read_recipe(str(pack_folder("recipes") / "models" / f"{part}.yaml")).tree
     stated = {**tree.find(("model",)).plain(), **tree.find(("megatron",)).plain()}

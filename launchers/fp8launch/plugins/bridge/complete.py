@@ -1,7 +1,7 @@
-"""A recipe for Bridge with what the index knows of the one that it names: GPUs, environment, image.
+"""Complete a recipe for Bridge from the index entry of the Bridge recipe that it names: GPUs, environment, image.
 
-Bridge's own sections (`ddp: {...}`, `--set model.num_layers=4`) become `bridge.overrides`, and the fields that a recipe
-has a key for become that key, so batch, layout and checkpoints are in one place whatever name was written.
+Bridge's own sections (`ddp: {...}`, `--set model.num_layers=4`) become `bridge.overrides`, and fields with an
+equivalent recipe key become that key, so batch, layout and checkpoints are in one place under either name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.sections import Checkpoint, Optimizer, Train
 from fp8launch.recipe.yaml_source import Node
 
-# Release to the image of the catalogue that has it (docs/releases/software-versions.md of Bridge 0.6.0).
+# Release to the catalogue image that contains it (docs/releases/software-versions.md of Bridge 0.6.0).
 IMAGES = {"0.4.0": "nemo-26.04", "0.5.0": "nemo-26.06"}
 # GPUs of a node, as the pack's hardware parts have them.
 _PER_NODE = {"gb200": 4, "gb300": 4, "vr200": 4}
 _DEFAULT_PER_NODE = 8
-# Keys that make another run of a recipe than the one whose throughput NVIDIA publishes.
+# Keys that change the run, so that NVIDIA's published throughput no longer applies.
 _OF_ANOTHER_RUN = (("reference",), ("resources", "gpu"), ("parallel",), ("batch",), ("bridge", "model"))
 # Sections of the same name in both formats: these keys are the recipe's own.
 _SHARED = {
@@ -32,7 +32,7 @@ _SHARED = {
 
 
 def complete(tree: Node) -> Node:
-    """Lay a recipe for Bridge on what its Bridge recipe says. Raises UserError for an unknown name or release."""
+    """Merge a recipe for Bridge with its Bridge recipe. Raises UserError for an unknown name or release."""
     own = _in_own_keys(_overrides_in_place(tree))
     name = _text(own, "bridge", "recipe")
     if name is None:
@@ -48,7 +48,7 @@ def complete(tree: Node) -> Node:
 
 
 def base(recipe: BridgeRecipe) -> Node:
-    """Return the recipe that a name such as `bridge:NAME` means, as far as it does not depend on the user's own."""
+    """Return the recipe of a name such as `bridge:NAME`, as far as it does not depend on the user's settings."""
     per_node = min(recipe.gpus, _PER_NODE.get(recipe.gpu, _DEFAULT_PER_NODE))
     resources = {"gpu": recipe.gpu, "gpus_per_node": per_node, "nodes": max(1, recipe.gpus // per_node)}
     stated = {
@@ -84,7 +84,7 @@ def _node(value: object, where: str) -> Node:
 
 
 def _overrides_in_place(tree: Node) -> Node:
-    """Move what is written in Bridge's sections to `bridge.overrides`."""
+    """Move the fields in Bridge's sections to `bridge.overrides`."""
     assert isinstance(tree.value, dict)
     kept: dict[str, Node] = {}
     moved: dict[str, Node] = {}
@@ -113,7 +113,7 @@ def _overrides_in_place(tree: Node) -> Node:
 
 
 def _in_own_keys(tree: Node) -> Node:
-    """Move overrides of fields that a recipe has a key for to that key, where the recipe does not state it itself."""
+    """Move overrides of fields that have a recipe key to that key, unless the recipe states the key itself."""
     overrides = tree.at(("bridge", "overrides"))
     if overrides is None or not isinstance(overrides.value, dict):
         return tree
@@ -131,7 +131,7 @@ def _in_own_keys(tree: Node) -> Node:
 def _movable(
     tree: Node, overrides: Node, prefix: str, moved: dict[tuple[str, ...], Node]
 ) -> Iterator[tuple[str, Node]]:
-    """Yield the fields of `overrides` that have keys of their own, and put their values into `moved`."""
+    """Yield the fields of `overrides` that have a recipe key, and put their values into `moved`."""
     assert isinstance(overrides.value, dict)
     for key, node in overrides.value.items():
         field = f"{prefix}{key}"

@@ -19,7 +19,6 @@ from fp8launch.engines.base import (
     StepArguments,
 )
 from fp8launch.engines.megatron_lm.layout import layout
-from fp8launch.engines.recipe_catalog import RecipeCatalog
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.plugins.bridge import attributes
@@ -40,18 +39,19 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.untyped import as_int, as_mapping
 
-# The releases whose recipes the in-job program can start, and the tasks. Up to 0.5 recipes lie in scripts/performance.
+# Releases and tasks whose recipes the in-job program can start. Up to 0.5, recipes are in scripts/performance.
 TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0")
 _OF_SCRIPTS = ("0.4.0", "0.5.0")
 TASKS = ("pretrain",)
-# Sections of Megatron-LM's command line, and what a recipe for Bridge has in their place.
+# Sections of Megatron-LM's command line, and what replaces them in a recipe for Bridge.
 _NOT_HERE = {
     "precision": "choose the Bridge recipe of that precision, or set fields of `mixed_precision`",
     "data": "set fields of `dataset`, such as dataset.blend",
     "megatron": "write Bridge's fields: SECTION.FIELD, such as model.recompute_granularity",
+    "megatron_extra": "write Bridge's fields: SECTION.FIELD, such as model.recompute_granularity",
     "optimizer": "set fields of Bridge's `optimizer` and `ddp`, such as ddp.grad_reduce_in_fp32",
 }
-# First prefix of a recipe's name that fits to the module and name of its forward step
+# The first matching prefix of a recipe's name gives the module and name of its forward step
 # (RECIPE_FORWARD_STEP_PREFIXES and STEP_FUNCTIONS of Bridge 0.6.0, scripts/training).
 _STEPS = {
     "qwen3_vl_": "megatron.bridge.models.qwen_vl.qwen3_vl_step:forward_step",
@@ -59,19 +59,19 @@ _STEPS = {
     "wan_": "megatron.bridge.diffusion.models.wan.wan_step:WanForwardStep",
     "": "megatron.bridge.training.gpt_step:forward_step",
 }
-# Fields that have another name up to 0.5.
+# Fields with another name up to 0.5.
 _OLDER_NAMES = {"dataset.seq_length": "dataset.sequence_length"}
 _WITH_STEP = "overlap_param_gather_with_optimizer_step"
-# They prepare a first start; a resume takes the run's own checkpoint.
+# These prepare a first start; a resume loads the run's own checkpoint.
 _FIRST_START = frozenset(("checkpoint.load", "checkpoint.pretrained_checkpoint", "checkpoint.finetune"))
 # Variables that name a cache of the hub's files.
 _HUB_CACHES = frozenset(("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
-# Slurm sends SIGTERM before it ends or preempts a job: with this, Bridge then saves and leaves.
+# Slurm sends SIGTERM before it ends or preempts a job. With this, Bridge then saves and exits.
 _LEAVE_ON_SIGTERM = "train.exit_signal_handler"
 
 
 class Bridge(Engine):
-    """A recipe function of Megatron-Bridge, its overrides by Bridge's own machinery, and `pretrain` of Bridge."""
+    """A recipe function of Megatron-Bridge with overrides in Bridge's own syntax, run by Bridge's `pretrain`."""
 
     name: ClassVar[str] = "bridge"
     description: ClassVar[EngineDescription] = EngineDescription(
@@ -91,11 +91,6 @@ class Bridge(Engine):
             if field == self.seed_key:
                 return as_int(value)
         return None
-
-    def catalog(self) -> RecipeCatalog:
-        from fp8launch.plugins.bridge.catalog import BridgeCatalog
-
-        return BridgeCatalog()
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         recipe = loaded.recipe
@@ -130,7 +125,7 @@ class Bridge(Engine):
         found = settings(loaded, recipe)
         found |= _runner_defaults(recipe, found, loaded)
         if loaded.recipe.checkpoint.dir is None:
-            # Every recipe saves to a folder of its own unless it is told not to.
+            # By default, every Bridge recipe saves to its own folder.
             found.setdefault("checkpoint.save", Setting(None, loaded.where("bridge", "recipe")))
         elif recipe.fsdp:
             # Bridge refuses to save FSDP's shards in its default format.
@@ -174,7 +169,7 @@ class Bridge(Engine):
         own = {field.partition(".")[2] for field in _fields("model", "optimizer")}
         found = {name: value for name, value in parser_defaults(args.version).items() if name in own}
         # TransformerConfig's own default, which Megatron-LM's parser reverses, and MixedPrecisionConfig's, which the
-        # optimizer reads also beside FP4.
+        # optimizer also reads with FP4.
         return {**found, "bias_dropout_fusion": False, "fp8_recipe": "tensorwise"}
 
     def compared(self, args: EngineArguments) -> Collection[str]:
@@ -204,7 +199,7 @@ class Bridge(Engine):
                     found.append(NeededFile(key, f"{prefix}.bin", "data-missing"))
                     found.append(NeededFile(key, f"{prefix}.idx", "data-missing"))
         for key, folder in named.items():
-            # A run that loads its own checkpoints finds them from the second start on.
+            # A run that loads its own checkpoints finds them only from the second start on.
             if isinstance(folder, str) and folder != recipe.checkpoint.dir:
                 found.append(NeededFile(key, folder, "checkpoint-missing", "folder"))
         return found
@@ -238,7 +233,7 @@ class Bridge(Engine):
 
 
 def _fields(*sections: str) -> Iterator[str]:
-    """The fields of these sections of the newest release."""
+    """Return the fields of these sections in the newest release."""
     known = fields_of(TRAINED_RELEASES[-1])
     for section in sections:
         for name in known[section]:
@@ -258,7 +253,7 @@ def _refuse_untrained(recipe: BridgeRecipe, loaded: LoadedRecipe) -> None:
 
 
 def _runner_defaults(recipe: BridgeRecipe, found: dict[str, Setting], loaded: LoadedRecipe) -> dict[str, Setting]:
-    """What Bridge's own runner sets beside the recipe.
+    """Return the settings that Bridge's own runner adds to the recipe.
 
     Sources: `_apply_benchmark_runtime_defaults` of run_recipe.py, 0.6.0; up to 0.5 `set_post_overrides` of
     scripts/performance/utils/overrides.py and the garbage collection of perf_plugins.py.

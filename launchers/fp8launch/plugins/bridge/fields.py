@@ -25,8 +25,8 @@ SECTIONS = (
     "mixed_precision", "tensor_inspect", "inprocess_restart",
 )  # fmt: skip
 
-# Fields of Bridge that a recipe of fp8launch has a key for, and that key. The first field of a key is its own; those
-# after it are set with it.
+# Fields of Bridge with a recipe key. The first field of a key determines it; the fields
+# after it are set along with it.
 OWN_KEYS: Mapping[str, Path] = {
     "train.train_iters": ("train", "iterations"),
     "optimizer.lr": ("train", "lr"),
@@ -92,9 +92,9 @@ _NO_TEXT = frozenset(("true", "false", "null", "nan", "inf"))
 
 @functools.cache
 def fields_of(release: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the fields of each section in a release, of all classes that it may hold, with what each takes.
+    """Return the fields of each section in a release, over all its possible classes, with the values that each takes.
 
-    That is written as `kind_of` of tools/bridge_fields.py does. Without an entry for the release it is empty.
+    `kind_of` in tools/bridge_fields.py defines the notation. The result is empty for a release without an entry.
     """
     known = json.loads(lzma.decompress(_DATA.read_bytes())).get(release, {})
     found: dict[str, dict[str, str]] = {}
@@ -107,7 +107,7 @@ def fields_of(release: str) -> Mapping[str, Mapping[str, str]]:
 
 
 def refused_value(kind: str, value: Any) -> str | None:
-    """Return what a field takes, in words, if that excludes `value`; else None."""
+    """Return a description of the values that a field takes if `value` is not one of them, else None."""
     letters, _, words = kind.partition(":")
     own = "m" if isinstance(value, Mapping) else _LETTERS.get(type(value), "?")
     fits = own in letters or (own == "i" and "f" in letters)
@@ -128,7 +128,7 @@ def refused_value(kind: str, value: Any) -> str | None:
 
 
 def attribute_of(field: str) -> str | None:
-    """Return Megatron's name for a field such as `model.num_layers`; None for a section that Megatron-LM lacks."""
+    """Return Megatron's name for a field such as `model.num_layers`, or None for a section that Megatron-LM lacks."""
     if field in ATTRIBUTES:
         return ATTRIBUTES[field]
     section, _, name = field.partition(".")
@@ -147,12 +147,12 @@ def attribute_value(name: str, value: Any) -> Any:
 
 
 def are_stages(value: Sequence[Any]) -> bool:
-    """Return whether a value is the layers of each pipeline stage, by Megatron's names of them."""
+    """Return whether a value lists the layers of each pipeline stage, by Megatron's names."""
     return all(isinstance(stage, list) and set(map(str, stage)) <= PIPELINE_LAYERS.keys() for stage in value)
 
 
 def pipeline_text(stages: Sequence[Sequence[str]]) -> str:
-    """Return the layers of each pipeline stage as Megatron-LM's command line has them, such as `Ettt|tttL`."""
+    """Return the layers of each pipeline stage in Megatron-LM's notation, such as `Ettt|tttL`."""
     texts = []
     for stage in stages:
         texts.append("".join(PIPELINE_LAYERS.get(layer, layer) for layer in stage))
@@ -171,9 +171,9 @@ def flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def blend_prefixes(blend: Any) -> list[str]:
-    """Return the paths of a blend as Bridge has it, `[[PATH, ...], [WEIGHT, ...]]` or `[[PATH, ...], null]`.
+    """Return the paths of a blend in Bridge's format, `[[PATH, ...], [WEIGHT, ...]]` or `[[PATH, ...], null]`.
 
-    Without an ending, and empty for anything else.
+    The paths have no suffix. The result is empty for anything else.
     """
     if not isinstance(blend, list) or len(blend) != 2 or not isinstance(blend[0], list):
         return []
@@ -205,5 +205,5 @@ def _text(value: Any) -> str:
     text = str(value)
     if _WORD.fullmatch(text) and text.lower() not in _NO_TEXT:
         return text
-    # In quotes Hydra unescapes a quote, and backslashes only in front of one.
+    # Inside quotes, Hydra unescapes quotes, and backslashes only before a quote.
     return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'

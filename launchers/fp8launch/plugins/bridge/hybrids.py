@@ -1,7 +1,7 @@
 """Hybrid models that Megatron-Bridge builds from the hub: their sizes by Megatron's attribute names.
 
 Sources: `HybridModelProvider` (megatron/bridge/models/hybrid/hybrid_provider.py) and `NemotronHBridge`
-(models/nemotronh/nemotron_h_bridge.py) of 0.6.0; sizes from the models' published config.json, those of Ultra also from
+(models/nemotronh/nemotron_h_bridge.py) of 0.6.0; sizes from the models' published config.json, Ultra's also from
 NVIDIA's script of its pre-training (examples of Megatron-LM, `pretrain_hybrid.py`).
 """
 

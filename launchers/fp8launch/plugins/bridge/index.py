@@ -1,4 +1,4 @@
-"""The performance recipes of Megatron-Bridge, by release and name.
+"""The index of Megatron-Bridge's performance recipes, by release and name.
 
 `tools/bridge_recipes.py` makes the data from Bridge's source: it calls each recipe function and records what it sets.
 Recipes of 0.4 and 0.5 are functions with arguments; their names here have the form that Bridge uses since 0.6.
@@ -26,7 +26,7 @@ _DATA = Path(__file__).with_name("recipes.json.xz")
 class BridgeRecipe:
     """A recipe function of one release and what it sets.
 
-    `hub` are the Hugging Face models whose configuration it reads. `layout` has the keys tp, pp, cp, vp, ep and etp
+    `hub` lists the Hugging Face models whose configuration it reads. `layout` has the keys tp, pp, cp, vp, ep and etp,
     as far as the recipe sets them. `settings` are the fields that it sets on the model, by Megatron's names;
     `sections` are the fields of SECTIONS that differ from Bridge's defaults.
     """
@@ -75,9 +75,9 @@ def recipes_of(release: str) -> Mapping[str, BridgeRecipe]:
 
 
 def find(name: str, release: str | None = None, where: str | None = None) -> BridgeRecipe:
-    """Return the recipe of that name, of the newest release that has it unless one is stated.
+    """Return the recipe with this name, by default from the newest release that has it.
 
-    Raises UserError, at the place `where`, for an unknown name; the message has the nearest known one.
+    Raises UserError at `where` for an unknown name, with the nearest known name in the message.
     """
     asked = tuple(reversed(releases()))
     if release:

@@ -9,7 +9,7 @@ from fp8launch.recipe.yaml_source import Node
 
 
 def _complete(tree: Node) -> Node:
-    """Fill in what the index knows; the index is read for no recipe of another engine."""
+    """Fill in the data of the index, which is read only for recipes of this engine."""
     if "bridge" not in tree.entries():
         return tree
     from fp8launch.plugins.bridge.complete import complete

@@ -1,4 +1,4 @@
-"""Bridge's own program for a rehearsal, where the Python that runs fp8launch has Megatron-Bridge."""
+"""Bridge's own program for a rehearsal, if the Python that runs fp8launch has Megatron-Bridge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fp8launch.engines.base import EngineArguments, OwnProgram
 from fp8launch.plugins.bridge.index import BridgeRecipe
 from fp8launch.plugins.bridge.injob import bridge_release
 
-# Packages that Bridge imports and a rehearsal of Megatron-LM does not.
+# Packages that Bridge imports but a rehearsal of Megatron-LM does not.
 PACKAGES = ("transformers", "omegaconf", "hydra")
 _HUB_MODELS = Path(__file__).with_name("hub_models.json.xz")
 
@@ -25,9 +25,9 @@ class NotHere(Exception):
 
 
 def own_program(args: EngineArguments, recipe: BridgeRecipe, folder: str | None) -> OwnProgram:
-    """The in-job program with a run's arguments. Raises NotHere.
+    """Return the in-job program with a run's arguments. Raises NotHere.
 
-    The model is read from `folder` where this machine has it, else its published configuration is taken.
+    The model is read from `folder` if this machine has it; otherwise its published configuration is used.
     """
     found = bridge_release.installed()
     if found is None:
@@ -53,6 +53,6 @@ def own_program(args: EngineArguments, recipe: BridgeRecipe, folder: str | None)
 
 @functools.cache
 def hub_models() -> Mapping[str, Mapping[str, Any]]:
-    """The published configurations of models of the hub (config.json), as far as Bridge reads them."""
+    """Return the published config.json of hub models, as far as Bridge reads them."""
     models: Mapping[str, Mapping[str, Any]] = json.loads(lzma.decompress(_HUB_MODELS.read_bytes()))
     return models

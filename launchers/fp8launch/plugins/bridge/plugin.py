@@ -9,5 +9,6 @@ PLUGIN = Plugin(
     engines={"bridge": "fp8launch.plugins.bridge.engine:Bridge"},
     recipe_sections={"bridge": "fp8launch.plugins.bridge.section:Bridge"},
     recipe_sources={"bridge": "fp8launch.plugins.bridge.named:RECIPES"},
+    published_recipes={"bridge": "fp8launch.plugins.bridge.listing:show"},
     in_job=("fp8launch.plugins.bridge.injob",),
 )

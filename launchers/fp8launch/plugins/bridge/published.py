@@ -26,7 +26,7 @@ _PRECISIONS = {"BF16": "bf16", "FP8": "fp8cs", "FP8-CS": "fp8cs", "MXFP8": "fp8m
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A figure of NVIDIA's tables, with its position among them.
+    """A figure of NVIDIA's tables, with its position.
 
     `layout` has the keys tp, pp, cp, vp and ep as far as the row states them.
     """
@@ -47,7 +47,7 @@ class PublishedRow:
 
     @property
     def release(self) -> str | None:
-        """The release of Megatron-Bridge in the row's container; None for one that the index lacks."""
+        """The release of Megatron-Bridge in the row's container, or None if the index lacks it."""
         return _RELEASES.get(self.container)
 
 
@@ -59,7 +59,7 @@ def rows() -> tuple[PublishedRow, ...]:
 
 
 def recipe_of(row: PublishedRow) -> BridgeRecipe | None:
-    """Return the one recipe that a row belongs to; None if no recipe, or more than one with other settings, fits."""
+    """Return the recipe that a row belongs to, or None if no recipe or several different recipes fit."""
     return _attribution().get(row.number)
 
 
@@ -74,7 +74,7 @@ def unattributed() -> list[PublishedRow]:
 
 
 def why_unattributed(row: PublishedRow) -> str | None:
-    """Return why a figure belongs to no recipe; None for one that does."""
+    """Return why a figure belongs to no recipe, or None if it belongs to one."""
     if recipe_of(row) is not None:
         return None
     if row.release is None:
@@ -93,7 +93,7 @@ def why_unattributed(row: PublishedRow) -> str | None:
 
 
 def _differing(row: PublishedRow, recipe: BridgeRecipe) -> list[str]:
-    """The settings of a recipe that differ from those of a row."""
+    """Return the settings in which a recipe and a row differ."""
     compared = [
         ("global batch", recipe.global_batch, row.global_batch),
         ("micro batch", recipe.micro_batch, row.micro_batch),
@@ -105,7 +105,7 @@ def _differing(row: PublishedRow, recipe: BridgeRecipe) -> list[str]:
 
 @functools.cache
 def _attribution() -> Mapping[int, BridgeRecipe]:
-    """The recipe of each row that belongs to exactly one, by the row's number."""
+    """Return the recipe of each row that belongs to exactly one, by the row's number."""
     by_model: dict[tuple[str, str], list[BridgeRecipe]] = {}
     for release in sorted({row.release for row in rows() if row.release}):
         for recipe in recipes_of(release).values():
@@ -121,7 +121,7 @@ def _attribution() -> Mapping[int, BridgeRecipe]:
 
 @functools.cache
 def _figures() -> Mapping[tuple[str, str], list[PublishedRow]]:
-    """The rows of each recipe, by release and name."""
+    """Return the rows of each recipe, by release and name."""
     found: dict[tuple[str, str], list[PublishedRow]] = {}
     for row in rows():
         recipe = recipe_of(row)

@@ -1,7 +1,7 @@
-"""A recipe of Bridge as Megatron-LM's command line says it, for rehearsals on machines without Bridge and for counts.
+"""Express a recipe of Bridge as Megatron-LM arguments, for rehearsals on machines without Bridge and for counts.
 
-Both projects make the same configurations of Megatron-Core: a model's, DDP's and the optimizer's. What Bridge fills in
-when it sets a run up is repeated here. Sources, release 0.6.0: `setup` of training/comm_overlap.py, `validate` of
+Both projects create the same configurations of Megatron-Core: a model's, DDP's and the optimizer's. What Bridge fills
+in when it sets up a run is repeated here. Sources, release 0.6.0: `setup` of training/comm_overlap.py, `validate` of
 training/config.py, `finalize` of models/transformer_config.py, `_benchmark_common` of perf_recipes/_common.py.
 """
 
@@ -20,7 +20,7 @@ from fp8launch.plugins.bridge.index import BridgeRecipe
 from fp8launch.plugins.bridge.own_program import NotHere, own_program
 
 NOT_COVERED = "Megatron-Bridge's own code (model provider, data, training loop)"
-# The container of Bridge 0.6 is not published. Recipes for experts with a fixed number of rows need its cuBLAS, 13.4
+# The container of Bridge 0.6 is not published. Recipes for experts with a fixed number of rows need cuBLAS 13.4
 # (Transformer Engine 2.20: ops/basic/grouped_linear.py).
 CUDA = "13.2.1"
 
@@ -30,7 +30,7 @@ _NOT_BUILT = {
     "wan_": "diffusion models",
     "deepseek_v4_": "models with DeepSeek-V4's attention, which Megatron-Core 0.19 lacks,",
 }
-# Megatron-LM computes them from other arguments, or they say where Bridge reads a model from.
+# Megatron-LM computes these from other arguments, or they tell Bridge where to read a model.
 _COMPUTED = frozenset(
     (
         "params_dtype", "pipeline_dtype", "fp8_param", "fp4_param", "batch_p2p_comm", "should_pad_vocab",
@@ -38,8 +38,8 @@ _COMPUTED = frozenset(
         "accumulate_allreduce_grads_in_fp32",
     )
 )  # fmt: skip
-# Megatron-LM's command line refuses values of these that Bridge and Megatron-Core take; with a condition on the others
-# only where it does not hold.
+# Megatron-LM's command line refuses values of these that Bridge and Megatron-Core accept, some of them only if a
+# condition on other settings does not hold.
 _PAST_THE_COMMAND_LINE: Mapping[str, str | None] = {
     "cross_entropy_fusion_impl": None,
     "overlap_param_gather_with_optimizer_step": None,
@@ -53,7 +53,7 @@ def step_arguments(
 ) -> StepArguments:
     """Return the arguments of a step of Megatron-LM's command line with the same configuration of Megatron-Core.
 
-    Beside them is Bridge's own program, if this Python has Bridge; it reads the model from `folder`.
+    They come with Bridge's own program if this Python has Bridge; it reads the model from `folder`.
 
     Raises NotRehearsable for a model whose shape is not known here, or that the entry does not build.
     """
@@ -90,13 +90,13 @@ def step_arguments(
 
 
 def _set_up(stated: Mapping[str, Any], layout: Layout, recipe: BridgeRecipe) -> dict[str, Any]:
-    """The attributes after what Bridge fills in and turns off."""
+    """Return the attributes after the changes that Bridge makes when it sets up a run."""
     found = {**stated, **_graphs(stated), "bf16": True}
     # Defaults of performance recipes.
     found.setdefault("check_for_nan_in_loss_and_grad", False)
     found.setdefault("seq_length", recipe.sequence)
     found.setdefault("max_position_embeddings", found["seq_length"])
-    # The optimizer reads it also where operands are in FP4 (MixedPrecisionConfig of training/mixed_precision.py).
+    # The optimizer also reads it if operands are in FP4 (MixedPrecisionConfig of training/mixed_precision.py).
     found.setdefault("fp8_recipe", "tensorwise")
     if not found.get("cpu_offloading"):  # Megatron-LM's switch is the number
         found["cpu_offloading_num_layers"] = None
@@ -133,7 +133,7 @@ def _with_fsdp(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _graphs(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """CUDA graphs by the names of Megatron-Core 0.19, which still reads the older ones."""
+    """Rename the settings of CUDA graphs to the names of Megatron-Core 0.19, which still reads the older ones."""
     found = dict(stated)
     parts = [*_listed(found.pop("cuda_graph_scope", None)), *_listed(found.pop("cuda_graph_modules", None))]
     if "full_iteration" in parts:
@@ -150,9 +150,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _flag(attribute: str, value: Any, schema: FlagSchema) -> tuple[str, FlagValue] | None:
-    """The flag that sets an attribute to a value, and its value; without one where the parser's default is the same.
+    """Return the flag that sets an attribute, with its value; nothing if the parser's default is the same.
 
-    None where no flag does.
+    Return None if no flag sets it.
     """
     for flag in schema.setting(attribute):
         if value is None or value == flag.default:
@@ -169,7 +169,7 @@ def _flag(attribute: str, value: Any, schema: FlagSchema) -> tuple[str, FlagValu
 
 
 def _of_type(flag: Flag, value: Any, schema: FlagSchema) -> FlagValue:
-    """The value as the flag takes it; None if it does not."""
+    """Return the value in the form that the flag takes, or None if it takes none."""
     if flag.nargs is not None:
         value = _listed(value)
     if flag.type == "int" and isinstance(value, float) and value.is_integer():

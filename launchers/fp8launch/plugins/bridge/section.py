@@ -8,7 +8,7 @@ from fp8launch.recipe.sections import Section
 
 
 class Bridge(Section):
-    """A recipe of Megatron-Bridge by its name, for `engine: bridge`; the newest release that has it unless one is set.
+    """A recipe of Megatron-Bridge by its name, for `engine: bridge`, by default of the newest release that has it.
 
     `overrides` are fields of Bridge's configuration, such as `{train: {train_iters: 50}}`. `model` is a local folder
     with the Hugging Face `config.json` that the recipe would read from the hub.

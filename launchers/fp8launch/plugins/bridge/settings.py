@@ -1,4 +1,4 @@
-"""The fields of Bridge that a run sets beside what its Bridge recipe does, and the line that each comes from."""
+"""The Bridge fields that a run sets in addition to its Bridge recipe, and the line that each comes from."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def size(field: str, found: dict[str, Setting], recipe: BridgeRecipe) -> int:
 
 
 def _own(loaded: LoadedRecipe) -> Iterator[tuple[str, Setting]]:
-    """The fields that the recipe sets by keys of its own."""
+    """Yield the fields that the recipe sets by its own keys."""
     for field, (section, key) in OWN_KEYS.items():
         value = getattr(loaded.recipe, section).field(key)
         # Without virtual stages, where the recipe of Bridge has some.
@@ -119,8 +119,8 @@ def _not_of_bridge(field: str, value: Any, recipe: BridgeRecipe, where: str) -> 
 def _scaled_batch(found: dict[str, Setting], loaded: LoadedRecipe, recipe: BridgeRecipe) -> Setting:
     """The global batch on another number of replicas, as Bridge's own runner scales it.
 
-    It keeps the samples of each replica (`_apply_benchmark_weak_scaling` of scripts/training/run_recipe.py, 0.6.0);
-    up to 0.5, whose recipes have arguments, those of each GPU, whatever the layout (`set_post_overrides` of
+    0.6.0 keeps the samples per replica (`_apply_benchmark_weak_scaling` of scripts/training/run_recipe.py). Releases up
+    to 0.5, whose recipes have arguments, keep the samples per GPU in any layout (`set_post_overrides` of
     scripts/performance/utils/overrides.py).
     """
     world = loaded.recipe.resources.world_size

@@ -41,11 +41,11 @@ def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
             # Of Bridge's recipe, unless it is said.
             found[key] = str(str(overrides.get("parallel.tp", "1")) != "1").lower()
         elif key == "parallel.vp" and stages:
-            # Megatron-LM counts the virtual stages of a layout; Megatron-Core wants their number beside it.
+            # Megatron-LM counts the virtual stages of a layout; Megatron-Core needs the number as well.
             chunks = len(stages) // int(overrides.get("parallel.pp", 1))
             found[key] = str(chunks) if chunks > 1 else "null"
         elif key == "parallel.fsdp":
-            return None  # Bridge's recipes with FSDP have other settings besides
+            return None  # Bridge's recipes with FSDP also change other settings
         elif key.startswith(_SHARED):
             found[key] = value
         elif key.removeprefix("megatron.") in _SWITCHES:

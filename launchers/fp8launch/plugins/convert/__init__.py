@@ -1,1 +1,1 @@
-"""Conversions between Hugging Face models and Megatron checkpoints, by Megatron-Bridge's AutoBridge."""
+"""Conversions between Hugging Face models and Megatron checkpoints with Megatron-Bridge's AutoBridge."""

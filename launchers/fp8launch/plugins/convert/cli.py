@@ -1,4 +1,4 @@
-"""`fp8launch convert`: weights from Hugging Face to Megatron and back, as a job."""
+"""`fp8launch convert`: convert weights from Hugging Face to Megatron and back, in a job."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.check import refuse_errors
-from fp8launch.cli.destination import destination, destination_options
-from fp8launch.cli.names import run_named
-from fp8launch.cli.output import echo, eprint, json_option, set_option, show_json, with_options
-from fp8launch.cli.slurm_options import time_override
-from fp8launch.cli.submit import dry_script
+from fp8launch.cli.destination import destination_options
+from fp8launch.cli.output import echo, eprint, json_option, print_problems, set_option, show_json, with_options
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
@@ -32,11 +29,15 @@ from fp8launch.plugins.convert.conversion import (
 )
 from fp8launch.plugins.convert.section import ConvertDtype
 from fp8launch.recipe.load import load_recipe
-from fp8launch.rundir.registry import job_ids, run_root
-from fp8launch.rundir.run_dir import MANIFEST, RunFolder
+from fp8launch.recipe.yaml_source import is_folder
+from fp8launch.rundir.names import has_runs, is_own_folder, run_named
+from fp8launch.rundir.registry import is_written_as_path, job_ids, run_root
+from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.destination import destination, time_override
+from fp8launch.submit.new_run import dry_script
 from fp8launch.submit.submission import record_reported
-from fp8launch.submit.submit import submit as submit_run
+from fp8launch.submit.submit import single, submit_run
 
 _TOKEN = "HF_TOKEN"
 _size = click.IntRange(min=1)
@@ -57,9 +58,9 @@ _job_options: tuple[Callable[[Any], Any], ...] = (
 
 @click.group()
 def convert() -> None:
-    """Convert weights between Hugging Face and Megatron, by Megatron-Bridge's AutoBridge, as a job.
+    """Convert weights between Hugging Face and Megatron in a job, with Megatron-Bridge's AutoBridge.
 
-    The job takes TP x PP x EP processes, each with a GPU unless --gpu is cpu. Checkpoints load in every layout.
+    The job has TP x PP x EP processes, each with a GPU unless --gpu is cpu. The checkpoints load in any layout.
     """
 
 
@@ -68,9 +69,9 @@ def convert() -> None:
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
 @with_options(*_job_options)
 def hf_to_megatron(model: str, out: Path, dtype: ConvertDtype | None, **options: Any) -> int:
-    """Write the weights of a Hugging Face MODEL, a folder or a name on the hub, as a Megatron checkpoint in DIR.
+    """Write the weights of MODEL, a folder or a name on the Hugging Face hub, as a Megatron checkpoint in DIR.
 
-    A run starts from it with --set checkpoint.load=DIR --set megatron.finetune=true.
+    To start a run from it, use --set checkpoint.load=DIR --set megatron.finetune=true.
     """
     found = model_named(model, "MODEL")
     folder = Path(found)
@@ -91,7 +92,7 @@ def megatron_to_hf(
 ) -> int:
     """Write a checkpoint of a RUN, or of a folder of checkpoints, as a Hugging Face model in OUT.
 
-    --model is needed only where the checkpoint does not say from which model it was converted.
+    --model is needed only if the checkpoint does not record which model it was converted from.
     """
     run = _run_of(source)
     places = [Path(source).expanduser()]
@@ -109,15 +110,15 @@ def megatron_to_hf(
 
 
 def _run_of(source: str) -> RunFolder | None:
-    """The run that is named; None for a folder of checkpoints."""
+    """Return the named run, or None for a folder of checkpoints."""
     folder = Path(source).expanduser()
-    if folder.is_dir() and not (folder / MANIFEST).is_file():
+    if is_folder(folder) and not is_own_folder(source) and (is_written_as_path(source) or not has_runs(source)):
         return None
-    return run_named(source)
+    return run_named(source, eprint)
 
 
 def _checkpoint_folders(run: RunFolder, source: str) -> list[Path]:
-    """The folder of a run's checkpoints, then the one that it started from."""
+    """Return the folder of a run's checkpoints, followed by the folder that it started from."""
     stated = run.manifest().get("recipe", {}).get("checkpoint") or {}
     if not stated.get("dir"):
         message = f"{run.run_id} writes no checkpoints"
@@ -142,12 +143,12 @@ def _run(
     as_json: bool,
     **slurm: Any,
 ) -> int:
-    """Submit the conversion, unless its output is there or another run is making it."""
+    """Submit the conversion, unless its output exists or another run is writing it."""
     if is_finished(wanted):
         eprint(f"already converted: {wanted.out}")
         _show(wanted, None, "finished", as_json)
         return 0
-    profile, scheduler = destination("convert", cluster, backend_name, slurm)
+    profile, scheduler = destination("convert", cluster, backend_name, slurm, print_problems)
     place = run_root(profile, root)
     run = None
     if not dry_run:
@@ -167,7 +168,7 @@ def _run(
                 echo(script, nl=False)
             return 0
         scheduler.require()
-        run = submit_run(prepared, profile, place, scheduler, checked.as_json(), checked.job)
+        run = submit_run(single(prepared, checked.as_json(), checked.job), profile, place, scheduler)
         eprint(f"submitted {run.run_id} as job {', '.join(job_ids(run))} ({scheduler.name})\n{run.path}")
         record_reported(run)
     status = "submitted"
@@ -178,7 +179,7 @@ def _run(
 
 
 def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:
-    """Wait for the job: whether it completed, and left the whole output; else the end of its log is shown."""
+    """Wait for the job. Return whether it wrote the whole output; if it did not, show the end of its log."""
     from fp8launch.cli.follow import show_end, watch_to_end
 
     state = watch_to_end(run, scheduler, "conversion")
@@ -189,7 +190,7 @@ def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:
 
 
 def _secrets(model: str) -> list[str]:
-    """The token of the hub for a model that the job reads from there; a warning where this shell has none."""
+    """Return the hub token's name if the job downloads the model, and warn if this shell has no token."""
     if Path(model).is_absolute():
         return []
     if os.environ.get(_TOKEN):

@@ -1,4 +1,4 @@
-"""A conversion of weights before it is a run: its input, its output, and the recipe of its job."""
+"""The input and output of a conversion of weights, and the recipe of its job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.regular_files import read_regular
@@ -18,6 +16,7 @@ from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import why_not_trusted
 from fp8launch.plugins.convert.section import ConvertDirection, ConvertDtype
 from fp8launch.recipe.load import RecipeSource
+from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import MAX_BYTES, parse_yaml
 from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.rundir.attempts import SURVIVE
@@ -31,9 +30,9 @@ _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Conversion:
-    """What becomes what. `model` is an absolute folder or a name on the hub, `checkpoint` the folder of an iteration.
+    """A conversion. `model` is an absolute folder or a name on the hub, `checkpoint` the folder of an iteration.
 
-    `fingerprint` is a digest of the input, of names, sizes and times of its files; of a model on the hub its name.
+    `fingerprint` is a digest of the names, sizes and times of the input files, or the name of a model on the hub.
     """
 
     direction: ConvertDirection
@@ -51,7 +50,7 @@ def conversion(
     checkpoint: Path | None = None,
     dtype: ConvertDtype | None = None,
 ) -> Conversion:
-    """Return the conversion of this input. Raises UserError where the folder of the output cannot be made."""
+    """Return the conversion of this input. Raises UserError if the output's folder cannot be created."""
     out = out.expanduser().absolute()
     if not out.parent.is_dir():
         raise error("convert-out", f"the folder {out.parent} does not exist", str(out), f"mkdir -p {out.parent}")
@@ -65,7 +64,7 @@ def conversion(
 
 
 def model_named(name: str, where: str) -> str:
-    """Return the absolute folder that a name means, or a name on the hub as it is. Raises UserError for neither."""
+    """Return an absolute folder, or the unchanged name of a model on the hub. Raises UserError for anything else."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -80,7 +79,7 @@ def model_named(name: str, where: str) -> str:
 
 
 def checkpoint_in(folder: Path, iteration: int | None) -> Path:
-    """Return the folder of an iteration below `folder`, the newest by default. Raises UserError without a whole one."""
+    """Return the folder of an iteration, by default the newest. Raises UserError if there is no complete one."""
     folder = folder.expanduser().resolve()
     place = folder
     if not (folder / ".metadata").is_file():
@@ -101,9 +100,9 @@ def checkpoint_in(folder: Path, iteration: int | None) -> Path:
 
 
 def is_own_work(source: Path, checkpoint: Path) -> bool:
-    """Return whether a run folder's run wrote this checkpoint itself, and nobody else can have changed it.
+    """Return whether the run of a run folder wrote this checkpoint and nobody else can have changed it.
 
-    Only then may its FP8 state be unpickled without the user's word. False for a folder that is not a run's.
+    Only then may its FP8 state be unpickled without the user's consent. False if the folder belongs to no run.
     """
     plan = json_mapping(source / SURVIVE)
     iteration = checkpoints.whole_number(checkpoint.name.rpartition("_")[2])
@@ -132,7 +131,7 @@ def _require_torch_dist(place: Path) -> None:
 
 
 def model_of(checkpoint: Path) -> str | None:
-    """Return the Hugging Face model that a checkpoint was converted from or trained as; None where it does not say."""
+    """Return the Hugging Face model that a checkpoint was converted from or trained as, or None if unrecorded."""
     for folder in (checkpoint, checkpoint.parent):
         record = json_mapping(folder / checkpoints.CONVERSION_RECORD)
         if isinstance(record.get("model"), str):
@@ -148,7 +147,7 @@ def model_of(checkpoint: Path) -> str | None:
 
 
 def is_finished(wanted: Conversion) -> bool:
-    """Return whether the output is there, of this input. Raises UserError where something else is."""
+    """Return whether the output of this input exists. Raises UserError if something else is in its place."""
     out = wanted.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
@@ -162,7 +161,7 @@ def is_finished(wanted: Conversion) -> bool:
 
 
 def unfinished_run(wanted: Conversion, root: Path) -> RunFolder | None:
-    """Return the run that is making this output. Raises UserError where it makes it of something else."""
+    """Return the run that is writing this output. Raises UserError if it converts another input."""
     for run in run_folders(root):
         stated = _unfinished(run)
         if stated.get("out") != str(wanted.out):
@@ -176,7 +175,7 @@ def unfinished_run(wanted: Conversion, root: Path) -> RunFolder | None:
 
 
 def _unfinished(run: RunFolder) -> Mapping[str, Any]:
-    """The section `convert` of a run that has not ended; empty for any other."""
+    """Return the section `convert` of a run that has not ended, or nothing."""
     if not run.run_id.startswith(RUN_PREFIX):
         return {}
     try:
@@ -210,12 +209,13 @@ def recipe_of(
     }
     if image is not None:
         stated["container"] = {"image": image, "mounts": _mounts(wanted)}
-    text = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, width=4096)
+    # PyYAML writes YAML 1.1, in which a digest such as 567e354173013886 needs no quotes; recipes are YAML 1.2.
+    text = write_yaml(stated)
     return RecipeSource(Path(__file__), parse_yaml(text, "fp8launch convert", numbered=False), (Path(__file__),))
 
 
 def _mounts(wanted: Conversion) -> list[str]:
-    """Folders that the job reads and writes; links in a model's folder, as in the hub's cache, lead elsewhere."""
+    """Return the folders that the job reads and writes, including targets of links as in the hub's cache."""
     found = [wanted.out.parent]
     if wanted.checkpoint:
         found.append(wanted.checkpoint)

@@ -1,4 +1,4 @@
-"""A conversion as a run: AutoBridge of Megatron-Bridge in the job (injob/convert.py), no training."""
+"""The engine of conversions: the job runs Megatron-Bridge's AutoBridge (injob/convert.py), and nothing is trained."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from fp8launch.plugins.convert.section import convert_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 
-# Keys of Hugging Face for the number of experts of a layer.
+# Hugging Face's keys for the number of experts in a layer.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _LARGEST_CONFIG = 1 << 20
-# Architectures that Bridge divides into stages by a layout or a layer pattern of their own.
+# Architectures with their own layout or layer pattern for pipeline stages in Bridge.
 _OWN_STAGES = ("Sarvam", "NemotronH", "FalconH1", "DeepseekV4")
 
 
 class Convert(Engine):
-    """Weights from a Hugging Face model to a checkpoint of Megatron, or back."""
+    """Convert a Hugging Face model to a Megatron checkpoint, or back."""
 
     name: ClassVar[str] = "convert"
     description: ClassVar[EngineDescription] = EngineDescription(
@@ -104,7 +104,7 @@ class Convert(Engine):
 
 
 def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:
-    """Raise UserError for a model on this machine that no release of Bridge converts, or not in these divisions."""
+    """Raise UserError for a local model that no release of Bridge converts, or not with this layout."""
     where = loaded.where("convert", "model")
     path = Path(model, "config.json")
     try:
@@ -128,7 +128,7 @@ def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:
 
 
 def _refuse_sizes(path: Path, config: Mapping[str, object], loaded: LoadedRecipe) -> None:
-    """Raise UserError for sizes that are no sizes, and heads that tensor parallel ranks cannot share."""
+    """Raise UserError for invalid sizes, and for heads that tensor parallel ranks cannot share evenly."""
     where = loaded.where("convert", "model")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         size = config.get(name)
@@ -145,17 +145,17 @@ def _refuse_sizes(path: Path, config: Mapping[str, object], loaded: LoadedRecipe
 
 
 def undivided(config: Mapping[str, object], option: str, ranks: int) -> str | None:
-    """Return why a model cannot be divided among so many ranks of --tp, --pp or --ep; None where nothing says so.
+    """Return why a model cannot be divided over `ranks` ranks of --tp, --pp or --ep, or None.
 
-    All of these were seen to end a conversion by Bridge 0.6.0 with Megatron-Core 0.19.2 in an assertion. `config` is
-    that of Hugging Face.
+    Each of these ended a conversion by Bridge 0.6.0 with Megatron-Core 0.19.2 in an assertion. `config` is Hugging
+    Face's.
     """
     parts = config
     if isinstance(nested := config.get("text_config"), Mapping):
         parts = {**config, **nested}
 
     def size(*names: str) -> int:
-        """The first of these that is stated as a number; 0 divides among any ranks."""
+        """Return the first of these keys that holds a number, or 0, which divides over any ranks."""
         for name in names:
             found = parts.get(name)
             if isinstance(found, int) and not isinstance(found, bool):
@@ -197,8 +197,8 @@ def _remainder(size: int, ranks: int, what: str) -> str | None:
 def architectures() -> Mapping[str, Sequence[str]]:
     """Return the architectures of Hugging Face that Megatron-Bridge converts, by the release that brought them.
 
-    From `register_bridge` in the source of 0.4.0, 0.5.0 and 0.6.0 (tools/bridge_architectures.py); the first stands for
-    all releases before it.
+    From `register_bridge` in the source of 0.4.0, 0.5.0 and 0.6.0 (tools/bridge_architectures.py); 0.4.0 also
+    covers all earlier releases.
     """
     found: dict[str, list[str]] = json.loads(Path(__file__).with_name("architectures.json").read_text(encoding="utf-8"))
     return found

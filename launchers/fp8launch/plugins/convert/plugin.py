@@ -1,4 +1,4 @@
-"""Weights from Hugging Face to Megatron and back: see docs/convert.md."""
+"""Conversion of weights from Hugging Face to Megatron and back: see docs/convert.md."""
 
 from __future__ import annotations
 

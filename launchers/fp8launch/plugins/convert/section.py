@@ -12,9 +12,9 @@ ConvertDtype = Literal["bf16", "fp16", "fp32"]
 
 
 class Convert(Section):
-    """A conversion of weights, for `engine: convert`: what `fp8launch convert` submits, which writes this section.
+    """A conversion of weights, for `engine: convert`. `fp8launch convert` writes this section.
 
-    `model` is a Hugging Face model: a folder, or a name on the hub; the source, or what the output shall be like.
+    `model` is a Hugging Face model, a folder or a name on the hub: the source, or the template of the output.
     `checkpoint` is the folder of one iteration, `fingerprint` a digest of the input.
     """
 

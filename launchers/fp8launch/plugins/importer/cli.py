@@ -1,4 +1,4 @@
-"""`fp8launch import`: what people have becomes a recipe."""
+"""`fp8launch import`: turn an argument list or a launch script into a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fp8launch.recipe.yaml_source import MAX_BYTES
 def import_(file: str, megatron: str | None) -> int:
     """Turn a Megatron argument list, or the launch script that holds one, into a recipe on stdout.
 
-    Nothing in it is executed. What cannot be carried over is said on stderr and noted in the recipe.
+    Nothing in it is executed. Whatever cannot be imported is reported on stderr and noted in the recipe.
     """
     from fp8launch.plugins.importer.from_argv import import_text
 
@@ -43,7 +43,7 @@ def import_(file: str, megatron: str | None) -> int:
 
 
 def _read(file: str) -> bytes:
-    """The beginning of a file or of a pipe, enough to see that it is too large: a device may have no end."""
+    """Read a file or pipe up to the size limit, because a device may have no end."""
     if file == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     with Path(file).open("rb") as stream:

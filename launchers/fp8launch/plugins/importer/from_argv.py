@@ -1,4 +1,4 @@
-"""An argument list or a launch script to a recipe in YAML, with what could not be carried over."""
+"""Turn an argument list or a launch script into a recipe in YAML, and report what could not be imported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from fp8launch import engines
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.megatron.arguments import as_parsed, takes_words
-from fp8launch.megatron.argv import parse_argv, split_unknown
+from fp8launch.megatron.arguments import FlagValue, as_parsed, takes_words
+from fp8launch.megatron.extra_flags import name_of
+from fp8launch.megatron.flag_problems import unknown_flag
 from fp8launch.megatron.schema import (
     DEFAULT_TOKENIZER,
     FlagSchema,
@@ -19,25 +20,26 @@ from fp8launch.megatron.schema import (
     megatron_script,
     supported_versions,
 )
+from fp8launch.plugins.importer.argv import flag_by_flag, parse_argv, split_unknown
 from fp8launch.plugins.importer.from_values import Tree, Values, effective, recipe_from_values
 from fp8launch.plugins.importer.launch import Launch
 from fp8launch.plugins.importer.launch_script import read_launch
 from fp8launch.plugins.importer.launch_sections import OWN_ENTRY
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe, recipe_class
-from fp8launch.recipe.write_yaml import write_yaml
-from fp8launch.recipe.yaml_source import parse_yaml
+from fp8launch.recipe.write_yaml import inline, write_yaml
+from fp8launch.recipe.yaml_source import parse_yaml, resolve_plain_scalar
 from fp8launch.untyped import as_mapping
 
 MOST_PROBLEMS = 100
 
 
 def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[Problem]]:
-    """A recipe in YAML from an argument list, a JSON list of arguments or a launch script, none of which is run.
+    """Return a recipe in YAML for an argument list, a JSON list of arguments or a launch script. Nothing is executed.
 
     `name` is the file's, for messages and the recipe's name. `megatron` is the Megatron-Core version whose flags
-    count, the newest supported if None. Problems and comments report what could not be carried over.
-    Raises UserError when `text` holds no Megatron argument or `megatron` is not supported.
+    apply; by default the newest supported one. Problems and comments report what could not be imported.
+    Raises UserError if `text` holds no Megatron argument or `megatron` is not supported.
     """
     schema = load_schema(megatron or supported_versions()[-1])
     launch = read_launch(text, name, schema)
@@ -45,6 +47,10 @@ def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[P
     argv, sections, more = _own_arguments(launch, schema)
     argv, spelled = with_dashes(argv, schema)
     more += spelled
+    argv, extra, unknown = _extra_flags(argv, schema)
+    more += unknown
+    if extra:
+        sections["megatron_extra"] = extra
     values, problems = effective_values(argv, schema)
     values, defaults = _entry_defaults(values, launch)
     recipe = recipe_from_values(values, schema, **sections)
@@ -58,7 +64,7 @@ def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[P
 
 
 def _few(problems: list[Problem], name: str) -> list[Problem]:
-    """As many problems as a user reads: where there are more, errors first."""
+    """Limit the problems to as many as a user reads, errors first."""
     if len(problems) <= MOST_PROBLEMS:
         return problems
     kept = sorted(problems, key=lambda problem: problem.severity)[:MOST_PROBLEMS]
@@ -67,7 +73,7 @@ def _few(problems: list[Problem], name: str) -> list[Problem]:
 
 
 def with_dashes(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], list[Problem]]:
-    """Spell the flags as Megatron does that a fork of it spells with underscores, and say which."""
+    """Replace underscores by dashes in flags that a fork spells with underscores, and report these flags."""
     words: list[str] = []
     changed: list[str] = []
     for word in argv:
@@ -85,13 +91,13 @@ def with_dashes(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], lis
 
 
 def _own_arguments(launch: Launch, schema: FlagSchema) -> tuple[Sequence[str], dict[str, Any], list[Problem]]:
-    """Megatron's arguments, and the sections with the flags that a script of the user's adds to them."""
+    """Return Megatron's arguments, and the sections with the flags that the user's own script adds."""
     sections = dict(launch.sections)
     section = sections.get("launch")
     script = _script(launch)
     if not isinstance(section, dict) or launch.script is None or (script and megatron_script(script)):
         return launch.argv, sections, []
-    known, own = split_unknown(launch.argv, schema)
+    known, own = split_unknown(launch.argv, schema, stray=True)
     if not own:
         return known, sections, []
     sections["launch"] = {**section, "arguments": own}
@@ -100,8 +106,50 @@ def _own_arguments(launch: Launch, schema: FlagSchema) -> tuple[Sequence[str], d
     return known, sections, [Problem("warning", "import-own-arguments", message, None, "check their spelling")]
 
 
+def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], dict[str, FlagValue], list[Problem]]:
+    """Return the arguments of Megatron, and the flags that only a fork can know as `megatron_extra`."""
+    known, unknown = split_unknown(argv, schema)
+    extra: dict[str, FlagValue] = {}
+    problems: list[Problem] = []
+    plain: list[str] = []
+    for option, values in flag_by_flag(unknown):
+        name = name_of(option)
+        value: FlagValue = True
+        if len(values) == 1:
+            value = _as_number(values[0])
+        elif values:
+            value = [_as_number(word) for word in values]
+        if name in extra and extra[name] != value:
+            message = f"{option} is given more than once; the recipe keeps the last one"
+            problems.append(Problem("warning", "import-repeated", message, None, "check what the fork makes of it"))
+        if name not in extra:
+            hint = unknown_flag(option, schema, None)
+            if hint.fix is None and "; " not in hint.message:
+                plain.append(option)
+            else:
+                message = f"{hint.message}; it is passed on under megatron_extra"
+                problems.append(Problem("warning", "import-extra-flags", message, None, hint.fix))
+        extra[name] = value
+    if plain:
+        message = (
+            f"Megatron-Core {schema.minor} has no flag {', '.join(plain)}; "
+            f"{'they are' if len(plain) > 1 else 'it is'} passed on under megatron_extra"
+        )
+        fix = "check the spelling, and run the fork that has these flags"
+        problems.append(Problem("warning", "import-extra-flags", message, None, fix))
+    return known, extra, problems
+
+
+def _as_number(text: str) -> str | int | float:
+    """Return a number if the recipe would show it exactly as the script does, else the text."""
+    value = resolve_plain_scalar(text)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and inline(value) == text:
+        return value
+    return text
+
+
 def _script(launch: Launch) -> str | None:
-    """The path of the script that the recipe names."""
+    """Return the path of the training script that the recipe names."""
     script = as_mapping(launch.sections.get("launch")).get("script")
     if not script:
         return None
@@ -109,8 +157,8 @@ def _script(launch: Launch) -> str | None:
 
 
 def _entry_defaults(values: Values, launch: Launch) -> tuple[Values, list[Problem]]:
-    """What Megatron-LM's pretrain_gpt.py fills in and fp8launch's own entry does not."""
-    # Of arguments without a script, files of a vocabulary show that they rely on it.
+    """Return the defaults of Megatron-LM's pretrain_gpt.py that fp8launch's own entry does not have."""
+    # Without a script, vocabulary files show that the arguments were meant for pretrain_gpt.py.
     relies = launch.script == OWN_ENTRY or (launch.script is None and "vocab_file" in values)
     if not relies or "tokenizer_type" in values:
         return values, []
@@ -120,7 +168,7 @@ def _entry_defaults(values: Values, launch: Launch) -> tuple[Values, list[Proble
 
 
 def effective_values(argv: Sequence[str], schema: FlagSchema) -> tuple[Values, list[Problem]]:
-    """The values of an argument list as Megatron takes them, and what is wrong or doubtful about the list."""
+    """Return the values of an argument list as Megatron reads them, and the problems of the list."""
     values, problems = parse_argv(_one_word_each(argv, schema), schema)
     values, more = _last_of_each(values, schema)
     problems += more
@@ -132,7 +180,7 @@ def effective_values(argv: Sequence[str], schema: FlagSchema) -> tuple[Values, l
 
 
 def _one_word_each(argv: Sequence[str], schema: FlagSchema) -> list[str]:
-    """Several numbers or choices that stand in one word, such as "2 2", as a word each: no such value holds a space."""
+    """Split words with several numbers or choices, such as "2 2". No valid value contains a space."""
     words: list[str] = []
     flag = None
     for word in argv:
@@ -146,7 +194,7 @@ def _one_word_each(argv: Sequence[str], schema: FlagSchema) -> list[str]:
 
 
 def _last_of_each(values: Values, schema: FlagSchema) -> tuple[Values, list[Problem]]:
-    """Of two flags that set the same attribute, the last one counts, as in Megatron's parser."""
+    """Keep the last of several flags that set the same attribute, as Megatron's parser does."""
     by_dest: dict[str, str] = {}
     problems = []
     for flag in values:
@@ -164,7 +212,7 @@ def _last_of_each(values: Values, schema: FlagSchema) -> tuple[Values, list[Prob
 
 
 def _whole_formats(values: Values, schema: FlagSchema) -> tuple[Values, list[Problem]]:
-    """Says aloud what Megatron makes of an FP8 or FP4 format without its recipe, and of a recipe without its format."""
+    """Add the default that Megatron uses for an FP8 or FP4 format without a recipe, or a recipe without a format."""
     values = dict(values)
     problems = []
     for kind in ("fp8", "fp4"):
@@ -195,7 +243,7 @@ def _recipe_name(name: str) -> str:
 
 
 def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Problem]:
-    """What keeps the written recipe from giving the same arguments again; nothing, unless the arguments are faulty."""
+    """Return the differences between the recipe's arguments and the list's. Only faulty lists have any."""
     name = str(recipe["name"])
     try:
         tree = parse_yaml(write_yaml(recipe), f"recipe {name}", numbered=False)
@@ -206,7 +254,7 @@ def _differences(recipe: Tree, values: Values, schema: FlagSchema) -> list[Probl
     problems = []
     for flag in {**values, **again}:
         if repr(effective(values, flag, schema)) != repr(effective(again, flag, schema)):
-            message = f"{flag}: the recipe's value differs from that of the argument list"
+            message = f"{flag}: the recipe's value differs from the argument list's"
             problems.append(Problem("error", "import-differs", message))
     return problems
 

@@ -1,8 +1,8 @@
-"""Values of Megatron's flags to the sections of a recipe: translation read backwards.
+"""Turn values of Megatron's flags into the sections of a recipe: the inverse of translation.
 
-Sections are proposed from the values, and only what translation turns back into the same arguments is kept; all else
-goes under `model:` and `megatron:` by its own name. So translation stays the one place that knows what a section
-means, and an import can never change what runs.
+Sections are proposed from the values, and kept only if translation turns them back into the same arguments. The other
+flags go under `model:` and `megatron:` by their own names. Only translation knows the meaning of a section, so an
+import can never change what runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fp8launch import engines
-from fp8launch.hardware.quantization import PRECISIONS, UNQUANTIZED
+from fp8launch.hardware.quantization import UNQUANTIZED, precision_names
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.flag_map import CHOICES, FIELDS, MODEL_FLAGS
 from fp8launch.megatron.schema import FlagSchema
@@ -25,9 +25,9 @@ Values = dict[str, FlagValue]
 
 
 def recipe_from_values(values: Values, schema: FlagSchema, **sections: object) -> Tree:
-    """A recipe, in the recipe format, of the same arguments as `values`.
+    """Return a recipe that gives the same arguments as `values`.
 
-    `sections` are those that an argument list cannot say, such as `env` and `resources`; they are taken as they are.
+    `sections` holds what an argument list cannot express, such as `env` and `resources`; it is kept unchanged.
     """
     recipe = _confirmed(_proposal(values, schema), values, schema)
     settings = engines.default().settings(_valid({"name": "import", **recipe}))
@@ -42,7 +42,7 @@ def recipe_from_values(values: Values, schema: FlagSchema, **sections: object) -
 
 
 def _proposal(values: Values, schema: FlagSchema) -> Tree:
-    """Every section that the arguments might mean. It may say too much: `_confirmed` takes that away again."""
+    """Return every section that the arguments might mean. `_confirmed` removes wrong and redundant proposals."""
     recipe: Tree = {}
     for path, value in _proposed(values, schema):
         section = recipe
@@ -81,7 +81,7 @@ def _model(values: Values) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _choices(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Named choices all of whose flags have the values that the choice stands for."""
+    """Return the named choices whose flags all have the values that the choice sets."""
     for path, choices in CHOICES.items():
         for choice, flags in choices.items():
             first = next(iter(flags))
@@ -93,7 +93,7 @@ def _precision(values: Values, schema: FlagSchema) -> Iterator[tuple[tuple[str, 
     fp8, fp4 = values.get("fp8_format"), values.get("fp4_format")
     recipe = _precision_recipe(values)
     wide = "fp16" if recipe == "fp16" else "bf16"
-    if not values.get(wide) or (fp8 and fp4) or recipe not in PRECISIONS:
+    if not values.get(wide) or (fp8 and fp4) or recipe not in precision_names():
         return
     yield ("precision", "recipe"), recipe
     if recipe == "fp16" and "loss_scale" in values:
@@ -124,7 +124,7 @@ def _precision_recipe(values: Values) -> Any:
 
 
 def _weight(word: str) -> str | int | float:
-    """A weight of a data blend as a number, where that is written the same."""
+    """Return the weight of a data blend as a number, if the number is written the same way."""
     for kind in (int, float):
         try:
             if str(kind(word)) == word:
@@ -135,18 +135,18 @@ def _weight(word: str) -> str | int | float:
 
 
 def effective(values: Values, flag: str, schema: FlagSchema) -> object:
-    """The value that Megatron sees: a section may state a default that the arguments leave unsaid."""
+    """Return the value that Megatron sees: a section may state a default that the arguments omit."""
     found = schema.find(flag)
     if flag in values or found is None:
         return values.get(flag)
     return found.default
 
 
-# --- held against translation
+# --- compared with translation
 
 
 def _confirmed(recipe: Tree, values: Values, schema: FlagSchema) -> Tree:
-    """The part of a proposal that is valid and that translation turns back into the arguments."""
+    """Return the valid part of a proposal that translation turns back into the arguments."""
     while True:
         wrong = next(_refused(recipe), None) or next(_contradicted(recipe, values, schema), None)
         if wrong is None:
@@ -159,7 +159,7 @@ def _valid(recipe: Tree) -> Recipe:
 
 
 def _refused(recipe: Tree) -> Iterator[tuple[str, ...]]:
-    """Paths that the recipe format does not allow."""
+    """Return the paths that the recipe format does not allow."""
     try:
         _valid({"name": "import", **recipe})
     except ValidationError as exc:
@@ -174,7 +174,7 @@ def _refused(recipe: Tree) -> Iterator[tuple[str, ...]]:
 
 
 def _contradicted(recipe: Tree, values: Values, schema: FlagSchema) -> Iterator[tuple[str, ...]]:
-    """Paths that would give the run another argument than it had."""
+    """Return the paths that would change an argument of the run."""
     for flag, value, path in engines.default().settings(_valid({"name": "import", **recipe})):
         if value is not None and path[0] != "model" and effective(values, flag, schema) != value:
             yield path
@@ -187,7 +187,7 @@ def _at(recipe: Any, path: Sequence[str]) -> Any:
 
 
 def _without(recipe: Tree, path: Sequence[str]) -> Tree:
-    """`recipe` without what `path` leads to, as far as it goes, and without sections that this empties."""
+    """Return `recipe` without the value at `path` and without sections that this leaves empty."""
     first, rest = path[0], path[1:]
     inner = recipe[first]
     if rest and isinstance(inner, dict) and rest[0] in inner:
@@ -198,7 +198,7 @@ def _without(recipe: Tree, path: Sequence[str]) -> Tree:
 
 
 def _in_order(name: str, section: Any) -> Any:
-    """A section with its fields as the recipe format lists them."""
+    """Return a section with its fields in the order of the recipe format."""
     models: dict[str, type[Section]] = {
         "precision": Precision,
         "parallel": Parallel,

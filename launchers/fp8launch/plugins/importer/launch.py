@@ -1,4 +1,4 @@
-"""What an import finds before it becomes a recipe."""
+"""The result of reading a launch script, before it becomes a recipe."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fp8launch.diagnostics import Problem
 
 @dataclass(frozen=True)
 class Launch:
-    """Megatron's arguments, sections of a recipe by name, and what could not be carried over.
+    """Megatron's arguments, sections of a recipe by name, and problems with what could not be imported.
 
-    `script` is the name of the training script that they were for, None where that is not known.
+    `script` is the name of the training script, or None if it is not known.
     """
 
     argv: tuple[str, ...]

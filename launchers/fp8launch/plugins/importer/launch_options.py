@@ -1,4 +1,4 @@
-"""Options of Slurm and of launchers in a launch script to a recipe's `resources` and `container`."""
+"""Turn the options of Slurm and of launchers into a recipe's `resources` and `container`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fp8launch.diagnostics import Problem
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.slurm_time import slurm_seconds
 
-# What becomes a field of `resources`; anything else that stands there is reported.
+# Options that become fields of `resources`; any other option is reported.
 _READ = ("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus", "--gpus-per-node", "--gres", "--time")
 _SHORT = {"-N": "--nodes", "-t": "--time", "-c": "--cpus-per-task", "-G": "--gpus", "-n": "--ntasks"}
-# What follows the letter of a short option is its value, unless it is a name: `-N2`, but mpirun's `-tag-output`.
+# The rest of a short option is its value (`-N2`), unless it is a name (mpirun's `-tag-output`).
 _LONG_NAME = re.compile(r"[A-Za-z-]{2}")
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z]\w*):)?([1-9]\d{0,2})")
-# What a launcher's option counts; accelerate has one for the processes of all nodes together.
+# What a launcher's option counts; accelerate has an option for the processes of all nodes together.
 _LAUNCHER_COUNTS = {
     "--nnodes": "nodes",
     "--nproc-per-node": "gpus_per_node",
@@ -33,7 +33,7 @@ _LAUNCHER_COUNTS = {
     "-ppn": "gpus_per_node",
     "--ppn": "gpus_per_node",
 }
-# Account, partition and the like belong to the cluster profile; logs and names have their own place.
+# Account, partition and similar options belong to the cluster profile; logs and names have their own fields.
 _CLUSTER_OPTIONS = (
     "--account",
     "--partition",
@@ -56,7 +56,7 @@ class SlurmWords:
     tasks: int = 0
 
     def job_variables(self) -> dict[str, str]:
-        """The variables that Slurm surely sets in such a job."""
+        """Return the variables that Slurm always sets in such a job."""
         found: dict[str, str] = {}
         nodes, gpus = self.resources.get("nodes"), self.resources.get("gpus_per_node")
         if nodes:
@@ -71,7 +71,7 @@ class SlurmWords:
 
 
 def sbatch_lines(text: str) -> list[str]:
-    """The words of all #SBATCH lines."""
+    """Return the words of all #SBATCH lines."""
     words: list[str] = []
     for row in re.findall(r"^#SBATCH[ \t]+(.*)$", text, re.MULTILINE):
         try:
@@ -82,7 +82,7 @@ def sbatch_lines(text: str) -> list[str]:
 
 
 def read_options(words: Sequence[str], where: str) -> tuple[SlurmWords, list[Problem]]:
-    """What the options of sbatch or srun among `words` say; unknown words are passed over."""
+    """Read the options of sbatch or srun among `words`, and skip unknown words."""
     resources: dict[str, int | str] = {}
     container: dict[str, object] = {}
     problems: list[Problem] = []
@@ -111,7 +111,7 @@ def read_options(words: Sequence[str], where: str) -> tuple[SlurmWords, list[Pro
 
 
 def _of_clusters(options: Sequence[str], where: str) -> list[Problem]:
-    """A warning of options that a cluster profile has, and no recipe."""
+    """Return a warning about options that belong to a cluster profile and not to a recipe."""
     if not options:
         return []
     message = f"{', '.join(dict.fromkeys(options))} belong in a cluster profile, not in a recipe"
@@ -119,11 +119,11 @@ def _of_clusters(options: Sequence[str], where: str) -> list[Problem]:
 
 
 def _counted(counts: Mapping[str, int]) -> dict[str, int]:
-    """The fields of `resources` that counts of sbatch's options mean, without those that are not known."""
+    """Return the fields of `resources` for sbatch's counts, without unknown ones."""
     tasks = counts.get("--ntasks-per-node", 0)
     gpus = counts.get("--gpus-per-node") or counts.get("--gres") or counts.get("--gpus-per-task", 0) * tasks
     if not gpus and tasks > 1:
-        # One process per GPU is the rule, so without a number of GPUs the tasks give it.
+        # One process per GPU is usual, so the number of tasks stands in for an unknown number of GPUs.
         gpus = tasks
     found = {
         "nodes": counts.get("--nodes", 0),
@@ -134,7 +134,7 @@ def _counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def launcher_counts(words: Sequence[str], where: str) -> tuple[dict[str, int], list[Problem]]:
-    """Nodes and processes per node as the options of torchrun, accelerate or deepspeed state them."""
+    """Return the nodes and processes per node from the options of torchrun, accelerate or deepspeed."""
     found: dict[str, int] = {}
     problems: list[Problem] = []
     for option, value in _options(words):
@@ -163,7 +163,7 @@ def launcher_counts(words: Sequence[str], where: str) -> tuple[dict[str, int], l
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values, however the two are joined: `--nodes=2`, `--nodes 2`, `-N 2`, `-N2`."""
+    """Yield options with their values, in any notation: `--nodes=2`, `--nodes 2`, `-N 2`, `-N2`."""
     for at, word in enumerate(words):
         following = next(iter(words[at + 1 : at + 2]), "")
         if following.startswith("-"):

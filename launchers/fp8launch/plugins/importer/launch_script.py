@@ -1,4 +1,4 @@
-"""A launch script, an argument list or a JSON list to Megatron's arguments and what the script says around them."""
+"""Read a launch script, an argument list or a JSON list: Megatron's arguments and the settings around them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fp8launch.megatron.schema import FlagSchema, load_schema
 from fp8launch.plugins.importer.launch import Launch
 from fp8launch.plugins.importer.launch_options import SlurmWords, read_options, sbatch_lines
 from fp8launch.plugins.importer.launch_sections import entry, environment, resources_and_container
+from fp8launch.plugins.importer.omitted_setup import omitted_setup
 from fp8launch.plugins.importer.shell_interpreter import read_list, read_script
 from fp8launch.plugins.importer.shell_reading import Reading
 from fp8launch.plugins.importer.training_command import argument_variables, other_trainings, training_command
@@ -23,7 +24,7 @@ from fp8launch.secrets import is_secret, secret_in
 
 
 def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
-    """Megatron's arguments in `text`: a JSON list, a plain argument list, YAML or a shell script. Nothing is executed.
+    """Return Megatron's arguments in a JSON list, a plain argument list, YAML or a shell script. Nothing is executed.
 
     Raises UserError when there are none.
     """
@@ -41,7 +42,7 @@ def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
 
 
 def _without_secrets(launch: Launch, schema: FlagSchema, name: str) -> Launch:
-    """What was found, without the arguments and the image that hold a secret; no flag of Megatron's names one."""
+    """Remove arguments and an image that contain a secret. No flag of Megatron takes a secret."""
     fix = "export it as a variable in your shell, and list the name under `secrets:`"
     problems = list(launch.problems)
     argv: list[str] = []
@@ -104,7 +105,7 @@ def _json_list(text: str) -> list[str] | None:
 
 
 def _first_word(text: str) -> str:
-    """The first line with a word; not a comment, and not a backslash alone."""
+    """Return the first line with a word, skipping comments and lone backslashes."""
     for row in map(str.strip, text.splitlines()):
         if row and not row.startswith("#") and row != "\\":
             return row
@@ -142,6 +143,7 @@ def _script(text: str, name: str, schema: FlagSchema) -> Launch:
     problems += more
     launch, more = entry(training, holes, where)
     problems += more
+    problems += omitted_setup(reading.commands, training, holes, name)
     sections = {"env": env, "secrets": secrets, "resources": resources, "container": container, "launch": launch}
     stated = {key: value for key, value in sections.items() if value}
     program = None
@@ -153,7 +155,7 @@ def _script(text: str, name: str, schema: FlagSchema) -> Launch:
 def _arguments_alone(
     reading: Reading, schema: FlagSchema, name: str, slurm: SlurmWords, problems: list[Problem]
 ) -> Launch:
-    """A file that fills variables with arguments, for another script to use."""
+    """Read a file that only assigns arguments to variables, for another script to use."""
     variables = argument_variables(reading, schema)
     argv, more = without_holes(list(chain.from_iterable(variables.values())), reading.holes, schema, name)
     if variables:

@@ -1,4 +1,4 @@
-"""What a launch script says around the arguments: environment, resources, container, and the script that it starts."""
+"""Read the environment, resources, container and training script of a launch script."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fp8launch.plugins.importer.shell_holes import Holes, is_known
 from fp8launch.plugins.importer.training_command import LAUNCHER, Training
 from fp8launch.secrets import is_secret
 
-# Variables that change how training runs; any other belongs to the machine or the cluster profile.
+# Variables that change how training runs. Any other belongs to the machine or the cluster profile.
 _TRAINING_ENV = re.compile(
     r"(NCCL|NVTE|CUDA|TORCH|TORCHINDUCTOR|PYTORCH|NVSHMEM|UCX|OMP|UB|GLOO|TRITON|NVLINK|USE_MNNVL|NUM_OF)(_|$)"
 )
-# The scheduler gives these to each process; a recipe that fixed them would bind every process to the same.
+# The scheduler sets these for each process. In a recipe they would be the same for every process.
 _NOT_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH")
 # Options whose value the recipe keeps under `resources` or `container`.
 _SIZE = re.compile(r"--?(N|n|t|c|nodes|nnodes|nproc|ntasks|gpus|gres|time|cpus|container)([-_=]|$)")
-# Megatron-LM's GPT pre-training, which fp8launch's own entry does.
+# Megatron-LM's GPT pre-training, which fp8launch's own entry replaces.
 OWN_ENTRY = "pretrain_gpt.py"
 
 
@@ -57,7 +57,7 @@ def environment(
 def resources_and_container(
     slurm: SlurmWords, around: Sequence[str], holes: Holes, where: str
 ) -> tuple[dict[str, int | str], dict[str, object], list[Problem]]:
-    """`resources` and `container`: the launcher knows best how many processes there are, then srun, then sbatch."""
+    """Return `resources` and `container`. The launcher's counts win over srun's, and srun's over sbatch's."""
     shown = [word if is_known(word) else "" for word in around]
     step, problems = read_options(shown[: _launcher_at(shown)], where)
     launcher, more = launcher_counts(shown, where)
@@ -65,7 +65,7 @@ def resources_and_container(
     resources = slurm.resources | step.resources
     for key, value in launcher.items():
         stated = resources.get(key, value)
-        # A batch script may well run its torchrun on one node of several, or the other way round by mistake.
+        # A batch script may start torchrun on only one of its nodes, on purpose or by mistake.
         if stated != value:
             message = f"{key} is {value} for the launcher and {stated} for Slurm; the launcher's value was used"
             problems.append(Problem("warning", "import-resources", message, where, f"check resources.{key}"))
@@ -81,7 +81,7 @@ def resources_and_container(
 
 
 def _launcher_at(words: Sequence[str]) -> int:
-    """Where Slurm's own options end: at the program that srun starts."""
+    """Return the index of the program that srun starts, where Slurm's own options end."""
     for at, word in enumerate(words):
         program = PurePosixPath(word).name
         if LAUNCHER.fullmatch(program) or program in ("sh", "bash") or word.endswith(".py"):
@@ -90,7 +90,7 @@ def _launcher_at(words: Sequence[str]) -> int:
 
 
 def entry(training: Training, holes: Holes, where: str) -> tuple[dict[str, object], list[Problem]]:
-    """The `launch` section, empty for Megatron's GPT pre-training, which fp8launch's own entry does."""
+    """Return the `launch` section. Empty for Megatron's GPT pre-training, which fp8launch's own entry replaces."""
     if training.module is not None:
         message = (
             f"runs the module {holes.shown(training.module)}, and this recipe would train GPT by fp8launch's entry"
@@ -105,7 +105,7 @@ def entry(training: Training, holes: Holes, where: str) -> tuple[dict[str, objec
     shown = holes.shown(script)
     message = f"runs {shown}, whose path in the job is not known"
     problem = Problem("warning", "import-script", message, where, "set launch.script to its absolute path")
-    # Left out, fp8launch would train GPT by its own entry.
+    # Without it, fp8launch would train GPT with its own entry.
     if is_known(script):
         return {"script": script}, [problem]
     return {"script": megatron_script(shown) or PurePosixPath(shown).name}, [problem]

@@ -1,4 +1,4 @@
-"""Argument lists and launch scripts become recipes: see docs/own_model.md."""
+"""Import argument lists and launch scripts as recipes: see docs/own_model.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brace expansion, as bash does it before anything else: `/data/{a,b}` is two words, `{1..3}` is three."""
+"""Brace expansion, bash's first step: `/data/{a,b}` becomes two words and `{1..3}` three."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DEPTH = 50
 # Longer text between braces is not a sequence.
 _LONGEST_SEQUENCE = 40
 
-# A word in its smallest pieces: each character without quotes by itself, everything else as it is.
+# A word in its smallest pieces: single unquoted characters, and everything else unchanged.
 _Piece: TypeAlias = "str | Part"
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d{1,9}))?")
@@ -26,7 +26,7 @@ class TooManyWords(ValueError):
 
 
 def expand_braces(word: Word) -> list[Word]:
-    """The words that a word with braces expands to; most words expand to themselves.
+    """Return the words that a word with braces expands to; most words expand to themselves.
 
     Raises TooManyWords.
     """
@@ -50,7 +50,7 @@ def _pieces(part: Part) -> Sequence[_Piece]:
 
 
 def _joined(pieces: Sequence[_Piece]) -> Iterator[Part]:
-    """Pieces as parts of a word again."""
+    """Join pieces into the parts of a word."""
     for plain, group in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
         if plain:
             yield Text("".join(map(str, group)), False)
@@ -73,7 +73,7 @@ def _expanded(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _pairs(pieces: Sequence[_Piece]) -> dict[int, tuple[int, list[int]]]:
-    """Each opening brace with the one that closes it, and the commas between its alternatives."""
+    """Return the closing brace of each opening brace, and the commas between its alternatives."""
     found: dict[int, tuple[int, list[int]]] = {}
     open_braces: list[tuple[int, list[int]]] = []
     for at, piece in enumerate(pieces):
@@ -90,7 +90,7 @@ def _pairs(pieces: Sequence[_Piece]) -> dict[int, tuple[int, list[int]]]:
 
 
 def _alternatives(inner: Sequence[_Piece], commas: Sequence[int]) -> Iterator[Sequence[_Piece]] | None:
-    """The words that the text between two braces expands to; None if it is neither a list nor a sequence."""
+    """Return the words that the text between two braces expands to, or None if it is neither a list nor a sequence."""
     if commas:
         bounds = itertools.pairwise([-1, *commas, len(inner)])
         return itertools.chain.from_iterable(_expanded(inner[left + 1 : right]) for left, right in bounds)
@@ -100,7 +100,7 @@ def _alternatives(inner: Sequence[_Piece], commas: Sequence[int]) -> Iterator[Se
 
 
 def _sequence(text: str) -> Iterator[str] | None:
-    """`1..3`, `01..10..2` or `a..e`."""
+    """Expand a sequence such as `1..3`, `01..10..2` or `a..e`."""
     if found := _NUMBERS.fullmatch(text):
         ends = found[1], found[2]
         width = 0

@@ -1,4 +1,4 @@
-"""Simple commands of a launch script: assignments, declarations, and what a command is started with."""
+"""Simple commands of a launch script: assignments, declarations, and commands with their words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fp8launch.plugins.importer.shell_tokens import Word
 
 MAX_DEPTH = 20
 _MAX_COMMANDS = 20_000
-# Characters in all words and variables. A variable in the environment of a command counts as some.
+# The most characters in all words and variables. Each variable in a command's environment counts as several.
 _MAX_SIZE = 64 << 20
 _SIZE_OF_VARIABLE = 16
 
@@ -23,14 +23,14 @@ _DECLARING = ("export", "declare", "typeset", "local", "readonly")
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
 _SHELL_COMMAND_OPTION = re.compile(r"-[a-z]*c")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-# Commands that give variables another value, or none.
+# Commands that change or unset variables.
 _CHANGING = ("unset", "read", "mapfile", "readarray", "getopts")
 
 Wrappers = tuple[tuple[str, ...], ...]
 
 
 class SimpleCommands(WordExpander, ABC):
-    """Variables of a shell, and what its simple commands do to them."""
+    """The variables of a shell, and the effects of simple commands on them."""
 
     def __init__(self, reading: Reading, name: str, variables: dict[str, Value], wrappers: Wrappers = ()) -> None:
         super().__init__(name, variables, reading.holes)
@@ -45,7 +45,7 @@ class SimpleCommands(WordExpander, ABC):
 
     @abstractmethod
     def is_function(self, name: str) -> bool:
-        """Whether the script has defined a function of this name."""
+        """Return whether the script has defined a function of this name."""
 
     @abstractmethod
     def call(self, name: str, mode: Mode) -> None:
@@ -53,10 +53,10 @@ class SimpleCommands(WordExpander, ABC):
 
     @abstractmethod
     def child(self, variables: dict[str, Value], wrappers: Wrappers) -> SimpleCommands:
-        """A shell that this one starts: it has the exported variables only."""
+        """Return a child shell, which has only the exported variables."""
 
     def simple(self, words: Sequence[Word], mode: Mode) -> Truth:
-        """Follow one simple command; how it ends, as far as that is known."""
+        """Follow one simple command, and return how it ends, as far as that is known."""
         self._reading.steps += 1
         if self._reading.steps > _MAX_COMMANDS:
             raise error("shell-too-large", f"takes more than {_MAX_COMMANDS} commands", self.name)
@@ -88,7 +88,7 @@ class SimpleCommands(WordExpander, ABC):
             raise error("shell-too-large", f"expands to more than {_MAX_SIZE >> 20} MiB of words", self.name)
 
     def _run(self, prefix: Sequence[Word], words: list[str], line: int, mode: Mode) -> Truth:
-        """Note a command, or follow it where it changes variables or its words are shell text themselves."""
+        """Record a command, or follow it if it changes variables or its words are shell text."""
         name = words[0]
         if name in ("true", ":"):
             return True
@@ -120,7 +120,7 @@ class SimpleCommands(WordExpander, ABC):
         return ASSUMED
 
     def _change_variables(self, names: Sequence[str]) -> None:
-        """`unset`, `read` and similar: the variables no longer have the values that the script set."""
+        """Follow `unset`, `read` and similar commands: the variables lose the values that the script set."""
         for name in names:
             if _NAME.fullmatch(name):
                 self.variables.pop(name, None)
@@ -128,7 +128,7 @@ class SimpleCommands(WordExpander, ABC):
     def _read_in_child(
         self, text: str, line: int, env: Mapping[str, str], wrapper: tuple[str, ...], mode: Mode
     ) -> None:
-        """Follow the text of a `bash -c`. Its commands are as uncertain as it is."""
+        """Follow the text of a `bash -c`. If the `bash -c` may not run, its commands are uncertain."""
         before = len(self._reading.commands)
         self.child(dict(env), (*self._wrappers, wrapper)).read(text, line)
         if mode is Mode.MAYBE:
@@ -157,7 +157,7 @@ class SimpleCommands(WordExpander, ABC):
 
 
 def _shell_text(words: Sequence[str]) -> tuple[Sequence[str], str] | None:
-    """The words before `bash -c TEXT`, and TEXT."""
+    """Return the words before `bash -c TEXT`, and TEXT."""
     for at, word in enumerate(words[:-2]):
         if _SHELLS.fullmatch(word):
             options = list(itertools.takewhile(lambda w: w.startswith("-"), words[at + 1 :]))

@@ -1,4 +1,4 @@
-"""Words after expansion, by what the script itself has set; the rest becomes holes."""
+"""Expand words with the variables that the script sets itself. Everything else becomes holes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Value: TypeAlias = "str | list[str]"
 
 
 class WordExpander:
-    """Variables of a shell, and what words mean with them."""
+    """The variables of a shell, and the expansion of words with them."""
 
     def __init__(self, name: str, variables: dict[str, Value], holes: Holes) -> None:
         self.name = name
@@ -31,8 +31,7 @@ class WordExpander:
         self.holes = holes
 
     def fields(self, words: Iterable[Word]) -> list[str]:
-        """Words after expansion: braces multiply them, unquoted values are split at white space, whole arrays become a
-        word per element."""
+        """Expand words: split unquoted values at white space, and multiply words with braces and arrays."""
         expanded = itertools.chain.from_iterable(map(self._braces, words))
         return list(itertools.chain.from_iterable(map(self._split, expanded)))
 
@@ -62,7 +61,7 @@ class WordExpander:
             yield self._bounded(current)
 
     def _pieces(self, part: Part) -> Iterator[tuple[str, bool | None]]:
-        """Texts, each with whether white space in it divides words; None is a division of its own."""
+        """Yield texts, each with whether white space in it separates words; None is a separator."""
         if not isinstance(part, Variable):
             yield self._text(part), False
             return
@@ -82,7 +81,7 @@ class WordExpander:
             yield self._bounded(" ".join(_elements(value))), not part.quoted
 
     def joined(self, word: Word) -> str:
-        """A word as one text, as in an assignment."""
+        """Return the expansion of a word as one text, as in an assignment."""
         return self._bounded("".join(map(self._text, word.parts)))
 
     def _bounded(self, text: str) -> str:
@@ -103,12 +102,12 @@ class WordExpander:
         return self._bounded(" ".join(_elements(value)))
 
     def _value(self, part: Variable) -> Value | Word:
-        """The text of a variable: its value, a hole, or the fallback that is written with it."""
+        """Return the text of a variable: its value, a hole, or its fallback."""
         value = self.variables.get(part.name)
         if names_a_secret(part.name) and value != "":
             return self.holes.mark(part.raw, part.line, "looks like a secret, which is never copied")
         if isinstance(value, list) and re.fullmatch("[0-9]{0,9}", part.index):
-            # Without an index an array is its first element.
+            # Without an index, an array expands to its first element.
             at = int(part.index or 0)
             value = next(iter(value[at : at + 1]), None)
         if part.fallback is not None:
@@ -128,7 +127,7 @@ class WordExpander:
             return ""
         if present and value is not None:
             return value
-        # Slurm and torchrun set their own variables in every job, so a default for them says little.
+        # Slurm and torchrun set their own variables in every job, so the script's default for them is not used.
         outside = (
             part.name.startswith("SLURM_") or part.name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") or part.rule[-1] == "?"
         )
@@ -159,7 +158,7 @@ class WordExpander:
     # --- assignments
 
     def exported(self, names: Iterable[str]) -> dict[str, str]:
-        """The values of those names that are set; of an array the first, as a shell exports it."""
+        """Return the values of these names, as far as they are set; an array exports its first element."""
         found = {}
         for name in names:
             if name in self.variables:
@@ -167,7 +166,7 @@ class WordExpander:
         return found
 
     def assign(self, word: Word, certain: bool) -> None:
-        """`NAME=value`, `NAME+=value` or an array of them. Where it may not happen, the variable is no longer known."""
+        """Follow `NAME=value`, `NAME+=value` or an array. If it may not be executed, the variable becomes unknown."""
         name = assigned_name(word)
         assert name is not None
         appends = _appends(word)
@@ -183,7 +182,7 @@ class WordExpander:
             self._perhaps(name, word, current, value, appends)
 
     def _assigned(self, word: Word) -> Value:
-        """The value behind the equals sign."""
+        """Return the value after the equals sign."""
         if word.array is not None:
             return self.fields(word.array)
         return self.joined(assigned_value(word))
@@ -198,7 +197,7 @@ class WordExpander:
         return [*_elements(current), *_elements(value)]
 
     def _perhaps(self, name: str, word: Word, current: Value | None, value: Value, appends: bool) -> None:
-        """What is added to an array or a text is a hole of its own; so is each assignment of several branches."""
+        """Assign under an undecided condition: each branch's value or appended part becomes a hole."""
         raw = f"{name}=..."
         if word.array is not None:
             flags = [text for text in self.fields(word.array) if text.startswith("--")]
@@ -223,12 +222,12 @@ class WordExpander:
 
 
 def _names(word: Word, name: str) -> bool:
-    """Whether an assignment uses the variable that it sets: `OPTIONS="$OPTIONS --bf16"`."""
+    """Return whether an assignment uses the variable that it sets: `OPTIONS="$OPTIONS --bf16"`."""
     return any(isinstance(part, Variable) and part.name == name for part in word.parts)
 
 
 def _extended(current: str, value: str, hole: str) -> str:
-    """A text that may or may not be extended to `value`: what is added becomes a hole of its own."""
+    """Return a text that may be extended to `value`: the appended part becomes a separate hole."""
     if not current.strip() or current not in value:
         return hole
     before, _, after = value.partition(current)
@@ -243,14 +242,14 @@ def _extended(current: str, value: str, hole: str) -> str:
 
 
 def _elements(value: Value) -> list[str]:
-    """The elements of an array; a text is one element."""
+    """Return the elements of an array; a text is one element."""
     if isinstance(value, str):
         return [value]
     return value
 
 
 def size_of(value: Value) -> int:
-    """The size of a value in letters; of an array one more for each element, so that many empty ones count."""
+    """Return the size of a value in characters, plus one for each array element, so that empty ones count."""
     if isinstance(value, str):
         return len(value)
     return sum(len(text) + 1 for text in value)
@@ -266,7 +265,7 @@ def _head(word: Word) -> re.Match[str] | None:
 
 
 def assigned_name(word: Word) -> str | None:
-    """NAME, for the words NAME=..., NAME+=... and NAME=(...)."""
+    """Return NAME for the words NAME=..., NAME+=... and NAME=(...)."""
     head = _head(word)
     if head is None:
         return None
@@ -279,7 +278,7 @@ def _appends(word: Word) -> bool:
 
 
 def assigned_value(word: Word) -> Word:
-    """What follows the = of an assignment."""
+    """Return the text after the = of an assignment."""
     head, first = _head(word), word.parts[0]
     assert head is not None and isinstance(first, Text)
     return Word((Text(first.text[head.end() :], False), *word.parts[1:]), word.line)

@@ -1,18 +1,18 @@
-"""Holes: marks inside a word for text that is known only when the script runs; they are reported, not guessed."""
+"""Holes: marks inside a word for text that only running the script would give. They are reported, not guessed."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
-# Private-use characters around the hole's number; a script's own are replaced before it is read.
+# Private-use characters around the hole's number. Such characters in a script are replaced before it is read.
 _MARK = re.compile("\ue000(\\d+)\ue001")
 _MARKS = re.compile("(?:\ue000\\d+\ue001)+")
 
 
 @dataclass(frozen=True)
 class Hole:
-    """A value that is known only when the script runs."""
+    """A value that only running the script would give."""
 
     raw: str
     line: int
@@ -30,8 +30,8 @@ class Holes:
     _numbers: dict[Hole, int] = field(default_factory=dict)
 
     def mark(self, raw: str, line: int, why: str) -> str:
-        """The mark of a hole."""
-        # What stands there may itself be the product of an expansion, with marks of earlier holes.
+        """Add a hole and return its mark."""
+        # The source text may itself contain the marks of earlier holes.
         raw, why = self.shown(raw), self.shown(why)
         if len(raw) > 60:
             raw = f"{raw[:57]}..."
@@ -42,20 +42,20 @@ class Holes:
         return f"\ue000{number}\ue001"
 
     def of(self, word: str) -> tuple[Hole, ...]:
-        """The holes in a word."""
+        """Return the holes in a word."""
         return tuple(self._all[int(number)] for number in _MARK.findall(word))
 
     def shown(self, word: str) -> str:
-        """The word with what its holes say in the script."""
-        # The assignments of several branches have one name.
+        """Return a word with the source text of its holes."""
+        # The assignments of several branches share a name.
         return _MARKS.sub(lambda marks: "".join(dict.fromkeys(hole.raw for hole in self.of(marks[0]))), word)
 
 
 def is_known(*words: str) -> bool:
-    """Whether none of these words has a hole."""
+    """Return whether none of these words has a hole."""
     return not any(map(_MARK.search, words))
 
 
 def without_marks(text: str) -> str:
-    """Text in which no character can be taken for a mark."""
+    """Replace the characters of a text that could be mistaken for a mark."""
     return re.sub("[\ue000\ue001\0]", "\ufffd", text)

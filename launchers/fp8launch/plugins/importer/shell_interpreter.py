@@ -1,7 +1,7 @@
-"""What the commands of a launch script would be, by reading it: nothing runs, nothing outside the text is looked at.
+"""Find the commands of a launch script by reading it. Nothing is executed, and no other file is read.
 
-Variables, arrays, defaults, functions and decidable tests are followed. Whatever depends on something else becomes a
-hole: a mark inside the word, with the line and the reason, so that it can be told instead of guessed.
+Variables, arrays, defaults, functions and decidable tests are followed. Whatever depends on anything else becomes a
+hole: a mark inside the word, with the line and the reason, so that it can be reported instead of guessed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fp8launch.plugins.importer.shell_tokens import Operator, Redirect, Sum, Tok
 
 
 def read_list(text: str, name: str) -> tuple[list[str], Holes]:
-    """The words of a plain argument list, on one line or many. Raises UserError for a quote that never closes."""
+    """Return the words of a plain argument list. Raises UserError for a quote that never closes."""
     words = [token for token in tokens(_checked(text, name), name, shell=False) if isinstance(token, Word)]
     expander = WordExpander(name, {}, Holes())
     return expander.fields(words), expander.holes
 
 
 def read_script(text: str, name: str, known: Mapping[str, str]) -> Reading:
-    """The commands of a shell script; `known` are variables that the environment will surely have.
+    """Return the commands of a shell script. `known` are variables that the environment always has.
 
     Raises UserError for text that is not a shell script.
     """
@@ -43,7 +43,7 @@ def read_script(text: str, name: str, known: Mapping[str, str]) -> Reading:
 
 
 def _reached(mode: Mode, certain: bool, impossible: bool) -> Mode:
-    """How surely a branch is reached from commands that are reached as `mode` says."""
+    """Return how certainly a branch is reached, if its condition is reached in `mode`."""
     if certain:
         return mode
     if impossible:
@@ -58,7 +58,7 @@ def _checked(text: str, name: str) -> str:
 
 
 class _Script(SimpleCommands):
-    """Follows lists, conditions, loops and functions; which commands are surely reached, and which only may be."""
+    """Follows lists, conditions, loops and functions, and tracks which commands are certainly or possibly reached."""
 
     def __init__(self, reading: Reading, name: str, variables: dict[str, Value], wrappers: Wrappers = ()) -> None:
         super().__init__(reading, name, variables, wrappers)
@@ -86,7 +86,7 @@ class _Script(SimpleCommands):
         return self._tokens[self._at]
 
     def _is(self, *texts: str) -> bool:
-        """The next token is one of these operators or keywords."""
+        """Return whether the next token is one of these operators or keywords."""
         token = self._peek()
         return (isinstance(token, Operator) and token.text in texts) or (
             isinstance(token, Word) and token.bare in texts
@@ -97,7 +97,7 @@ class _Script(SimpleCommands):
             self._at += 1
 
     def _list(self, stops: Sequence[str], mode: Mode) -> Truth:
-        """Commands up to one of `stops` or a bracket that closes; how the last one ended."""
+        """Follow commands up to one of `stops` or a closing bracket, and return how the last one ended."""
         truth: Truth = ASSUMED
         while (token := self._peek()) is not None and not self._is(*stops):
             if isinstance(token, Operator) and token.text in (";", "\n", "&"):
@@ -312,7 +312,7 @@ class _Script(SimpleCommands):
                 words.append(token)
             self._at += 1
         if words and isinstance(token, Operator) and token.text == "(":
-            # Read on, the rest of the arguments would be lost as another command's.
+            # Reading on would lose the remaining arguments to another command.
             fix = "put quotes around the word"
             raise error(
                 "shell-syntax", "has '(' after a word, which is a syntax error", f"{self.name}:{token.line}", fix

@@ -1,7 +1,7 @@
-"""Shell text to words and operators, for reading launch scripts: nothing here expands or runs anything.
+"""Split shell text into words and operators. Nothing is expanded or executed.
 
-The part of bash that launch scripts use: quotes, parameters, arrays, substitutions, redirections, here-documents.
-Whatever only a shell could answer is kept as `Opaque`.
+It covers the part of bash that launch scripts use: quotes, parameters, arrays, substitutions, redirections and
+here-documents. Whatever only a shell could expand is kept as `Opaque`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fp8launch.plugins.importer.shell_tokens import (
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 _ARRAY_START = re.compile(r"[A-Za-z_]\w*\+?=")
-# Longest first: the first that matches is the operator.
+# Longest first, because the first match wins.
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
 _REDIRECTS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", "<&", ">&", ">|", "<>", "<", ">")
 # Escapes of $'...', in the order in which bash tries them (lib/sh/strtrans.c).
@@ -40,9 +40,9 @@ _ANSI_C_CONTROL = re.compile(r"c(\\\\|[ -~])")
 
 
 def tokens(text: str, name: str, line: int = 1, shell: bool = True) -> list[Token]:
-    """The tokens of shell text. Without `shell`, lines are joined and operators are ordinary text.
+    """Yield the tokens of shell text. Without `shell`, lines are joined and operators are ordinary text.
 
-    Raises UserError, naming `name` and the line, when a quote or bracket never closes.
+    Raises UserError with `name` and the line if a quote or bracket never closes.
     """
     reader = _Reader(text.replace("\r\n", "\n"), name, line, shell)
     try:
@@ -90,7 +90,7 @@ class _Reader:
         return found
 
     def _blank(self) -> bool:
-        """Past spaces, continued lines and comments."""
+        """Skip spaces, continued lines and comments."""
         while True:
             if self._next() in (" ", "\t"):
                 self._at += 1
@@ -151,7 +151,7 @@ class _Reader:
         self._here.clear()
 
     def _end_of_line(self) -> int:
-        """Where this line ends: at its line feed, or at the end of the text."""
+        """Return the index of the end of this line."""
         end = self._text.find("\n", self._at)
         if end < 0:
             return len(self._text)
@@ -171,7 +171,7 @@ class _Reader:
                 self._at += 1
                 return Word(tuple(parts), line, tuple(self._elements(line)))
         if not parts and self._next():
-            # A process substitution, or a bracket that belongs to nothing.
+            # A process substitution, or a stray bracket.
             if self._shell and (self._starts("<(") or self._starts(">(")):
                 raw = self._next() + "("
                 self._at += 1
@@ -321,7 +321,7 @@ class _Reader:
         return Word(tuple(parts), line)
 
     def _ansi_c(self, line: int) -> Part:
-        """The part `$'...'`. Its escapes mean bytes, which together are UTF-8."""
+        """Read `$'...'`. Its escapes stand for bytes, which together are UTF-8."""
         start = self._at
         self._at += 2
         found = b""
@@ -334,14 +334,14 @@ class _Reader:
             else:
                 found += char.encode("utf-8", "surrogatepass")
         self._at += 1
-        # A NUL ends the text, as in C.
+        # A NUL byte ends the text, as in C.
         try:
             return Text(found.partition(b"\0")[0].decode("utf-8"), True)
         except UnicodeDecodeError:
             return Opaque(self._text[start : self._at], line, "means bytes that are not UTF-8 text")
 
     def _escape(self) -> bytes:
-        """The bytes that the escape after a backslash means, past it; with the backslash if it is no escape."""
+        """Read the escape after a backslash and return its bytes, or the backslash itself if it is not an escape."""
         if match := _ANSI_C_BYTE.match(self._text, self._at):
             self._at = match.end()
             if match[1]:
@@ -361,7 +361,7 @@ class _Reader:
         return _ANSI_C.get(following) or b"\\" + following.encode("utf-8", "surrogatepass")
 
     def _enclosed(self, opening: str, closing: str) -> str:
-        """The text between brackets that nest, past both of them; quotes inside are respected."""
+        """Read the text between nested brackets. Quotes inside are respected."""
         line, depth = self._line, 0
         self._at += len(opening)
         start = self._at
@@ -381,19 +381,19 @@ class _Reader:
 
 
 def _as_quoted(text: str, name: str, line: int) -> Word:
-    """Text as it would be between double quotes."""
+    """Read text as if it were between double quotes."""
     reader = _Reader(text.replace('"', "") + '"', name, line, True)
     return Word(tuple(reader._double_quoted(line)), line)
 
 
 def _first_word(command: str) -> str:
-    """Enough of a command to recognise it, and nothing of its arguments, which may hold a secret."""
+    """Return the first word of a command, without its arguments, which may hold a secret."""
     found = re.match(r"\s*([\w./-]{1,30})(?=\s|$)", command)
     return found[1] if found else ""
 
 
 def _begins_array(parts: Sequence[Part]) -> bool:
-    """Whether the parts of a word so far are `NAME=` or `NAME+=`."""
+    """Return whether the parts of a word so far are `NAME=` or `NAME+=`."""
     if len(parts) != 1:
         return False
     first = parts[0]
@@ -401,7 +401,7 @@ def _begins_array(parts: Sequence[Part]) -> bool:
 
 
 def _own_index(name: str) -> str:
-    """The index that `$@` and `$*` stand for by themselves; empty for any other parameter."""
+    """Return the index that `$@` and `$*` imply, or "" for any other parameter."""
     if name in ("@", "*"):
         return name
     return ""

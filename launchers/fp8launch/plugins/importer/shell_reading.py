@@ -1,4 +1,4 @@
-"""What reading a launch script finds: its commands, its variables, and what could not be known."""
+"""The result of reading a launch script: commands, variables and holes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fp8launch.plugins.importer.shell_holes import Holes
 class Command:
     """A command with its words expanded. `wrappers` are the words before each `bash -c` around it, outermost first.
 
-    `certain` is False when it stands under a condition that could not be decided.
+    `certain` is false if the command depends on an undecided condition.
     """
 
     words: tuple[str, ...]
@@ -28,9 +28,9 @@ class Command:
 class Reading:
     """All commands of a script in order, and the holes that marks refer to.
 
-    `arrays` are its arrays at the end of the script, `texts` its other variables that begin with a flag, split at white
-    space as a shell splits an unquoted variable. `steps` and `size` count what has limits: commands, and what the
-    commands and variables hold.
+    `arrays` are the arrays at the end of the script. `texts` are its other variables that begin with a flag, split at
+    white space as a shell splits an unquoted variable. `steps` and `size` are the limited quantities: the number of
+    commands, and the characters in commands and variables.
     """
 
     commands: list[Command] = field(default_factory=list)
@@ -42,13 +42,13 @@ class Reading:
 
 
 class Mode(IntEnum):
-    """Whether commands are reached: never, under a condition that is not known, surely."""
+    """Whether commands are reached: never, under an undecided condition, or certainly."""
 
     SKIP = 0
     MAYBE = 1
     RUN = 2
 
 
-# How a command ends: True and False as far as tests decide; ASSUMED for one that is taken to succeed; None is unknown.
+# How a command ends: True or False if a test decides it, ASSUMED if success is assumed, None if unknown.
 ASSUMED = "assumed"
 Truth: TypeAlias = "bool | str | None"

@@ -1,4 +1,4 @@
-"""Tests and whole-number arithmetic on known words, decided without running the script."""
+"""Evaluate tests and integer arithmetic on known words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fp8launch.plugins.importer.shell_holes import is_known
 
 
 class Test:
-    """The condition between `[` and `]` as True, False or None where it is not known. Its items are expanded words."""
+    """The condition between `[` and `]`: True, False, or None if unknown. Its items are expanded words."""
 
     def __init__(self, items: Sequence[str]) -> None:
         self._items = list(items)
@@ -80,14 +80,14 @@ class Test:
 
 
 def _opposite(answer: bool | None) -> bool | None:
-    """Logical not of an answer that may be unknown."""
+    """Return the negation of a truth value that may be unknown."""
     if answer is None:
         return None
     return not answer
 
 
 def _either(one: bool | None, other: bool | None) -> bool | None:
-    """Logical or of answers that may be unknown."""
+    """Return the disjunction of truth values that may be unknown."""
     if one or other:
         return True
     if one is None or other is None:
@@ -96,7 +96,7 @@ def _either(one: bool | None, other: bool | None) -> bool | None:
 
 
 def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Logical and of answers that may be unknown."""
+    """Return the conjunction of truth values that may be unknown."""
     if one is False or other is False:
         return False
     if one is None or other is None:
@@ -115,7 +115,7 @@ _COMPARE: Mapping[str, Callable[[int, int], bool]] = {
 
 
 def matches(subject: str, patterns: Sequence[str]) -> bool | None:
-    """Whether a text is one of these; None where a pattern or a hole decides that."""
+    """Return whether a text is one of these words, or None if a pattern or a hole would decide."""
     if not is_known(subject, *patterns):
         return None
     if subject in patterns or "*" in patterns:
@@ -126,7 +126,7 @@ def matches(subject: str, patterns: Sequence[str]) -> bool | None:
 
 
 def whole_number(node: ast.expr) -> int:
-    """The value of whole-number arithmetic as a shell divides: towards zero. Raises ValueError for anything else."""
+    """Evaluate integer arithmetic with division towards zero, as a shell does. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
@@ -147,7 +147,7 @@ def whole_number(node: ast.expr) -> int:
 
 
 def _quotient(left: int, right: int) -> int:
-    """Division towards zero."""
+    """Divide towards zero."""
     quotient = abs(left) // abs(right)
     if (left < 0) != (right < 0):
         return -quotient

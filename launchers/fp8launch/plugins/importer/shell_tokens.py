@@ -1,4 +1,4 @@
-"""The pieces that shell text consists of, as `shell_lexer` reads them."""
+"""The tokens of shell text that `shell_lexer` produces."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Word:
 
     @property
     def bare(self) -> str | None:
-        """The text of a word without quotes or expansions, the only kind that can be a keyword."""
+        """The text of a word without quotes and expansions; only such a word can be a keyword."""
         if self.array is None and len(self.parts) == 1 and isinstance(part := self.parts[0], Text) and not part.quoted:
             return part.text
         return None
@@ -69,7 +69,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Redirect:
-    """A redirection with its target; a here-document's body is passed over."""
+    """A redirection with its target. The body of a here-document is skipped."""
 
     text: str
     line: int

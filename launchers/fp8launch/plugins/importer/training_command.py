@@ -1,4 +1,4 @@
-"""Which command of a launch script trains, what it starts, and where the arguments of the training begin."""
+"""Find the training command of a launch script, the program that it starts, and where its arguments begin."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fp8launch.plugins.importer.shell_reading import Command, Reading
 
 # Programs that start the training's processes; their own options come before the script's name.
 LAUNCHER = re.compile(r"(torchrun|ft_launcher|accelerate|deepspeed|horovodrun|python[\d.]*)")
-# Modules that do the same: what they start comes after them.
+# Modules that do the same; the program that they start comes after them.
 _LAUNCHER_MODULES = re.compile(r"(torch\.distributed|accelerate|deepspeed)(\..*)?")
 # `launch` is accelerate's verb.
 _RUNNERS = ("launch", "srun", "mpirun", "mpiexec", "sbatch", "salloc", "numactl", "env", "nsys", "uv", "run")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Scripts print the training command before they run it.
 _PRINTING = ("echo", "printf")
-# Fewer flags than this in a command without a script are another program's, which has a few names in common.
+# A command without a script and with fewer flags is another program that shares a few names.
 _FEW = 3
 
 
 @dataclass(frozen=True)
 class Training:
-    """A command that trains: its arguments begin at `start`. It runs `script` or `module`, or neither is known."""
+    """A training command. Its arguments begin at `start`. It runs `script` or `module`, or neither is known."""
 
     command: Command
     start: int
@@ -40,7 +40,7 @@ class Training:
 
 
 def training_command(reading: Reading, schema: FlagSchema) -> Training | None:
-    """The command with most Megatron flags; one that is surely reached comes before any other."""
+    """Return the command with the most Megatron flags, preferring commands that are certainly reached."""
     best: Training | None = None
     most = (False, 0)
     for command in _that_run(reading):
@@ -54,22 +54,22 @@ def training_command(reading: Reading, schema: FlagSchema) -> Training | None:
 
 
 def other_trainings(reading: Reading, schema: FlagSchema, chosen: Training, name: str) -> Iterator[Problem]:
-    """A warning for each further training command of a script."""
+    """Return a warning for each further training command of a script."""
     for command in _that_run(reading):
         found = _training(command, schema)
         started = found.script or found.module
         if command is not chosen.command and started and count_flags(found.arguments, schema) >= _FEW:
-            message = f"another training command was not imported; the one of line {chosen.command.line} was"
-            yield Problem("warning", "import-other-command", message, f"{name}:{command.line}", "import it by itself")
+            message = f"another training command was not imported; the one in line {chosen.command.line} was"
+            yield Problem("warning", "import-other-command", message, f"{name}:{command.line}", "import it separately")
 
 
 def _that_run(reading: Reading) -> Iterator[Command]:
-    """The commands that start a program, not those that only show their words."""
+    """Return the commands that start a program, without those that only print their words."""
     return (command for command in reading.commands if command.words[0] not in _PRINTING)
 
 
 def argument_variables(reading: Reading, schema: FlagSchema) -> dict[str, list[str]]:
-    """The variables at the end of a script that hold arguments, without those that are part of another one."""
+    """Return the variables at the end of a script that hold arguments and are not part of another variable."""
     variables = {**reading.arrays, **reading.texts}
     found = {key: words for key, words in variables.items() if count_flags(words, schema)}
     texts = {key: f" {' '.join(words)} " for key, words in found.items()}
@@ -82,7 +82,7 @@ def argument_variables(reading: Reading, schema: FlagSchema) -> dict[str, list[s
 
 
 def count_flags(words: Sequence[str], schema: FlagSchema) -> int:
-    """How many of these words are flags of Megatron's."""
+    """Return how many of these words are Megatron's flags."""
     return sum(1 for word in words if is_flag(word, schema))
 
 
@@ -111,9 +111,9 @@ def _names_module(words: Sequence[str]) -> bool:
 
 
 def _first_argument(words: Sequence[str], known: int) -> int:
-    """Where the arguments begin of a command that names no Python file, and whose first Megatron flag is at `known`.
+    """Return where the arguments of a command without a Python file begin; its first Megatron flag is at `known`.
 
-    In `run --mine 3 --num-layers 2` the flags before the first known one are arguments as well. Where the program is
+    In `run --mine 3 --num-layers 2`, the flags before the first known one are arguments as well. If the program is
     not clear, as behind a launcher's bare options, they may be the launcher's.
     """
     for at in reversed(range(known)):
@@ -126,6 +126,6 @@ def _first_argument(words: Sequence[str], known: int) -> int:
 
 
 def _starts_another(word: str) -> bool:
-    """Whether a word belongs to a program that starts another one, and that has options of its own."""
+    """Return whether a word belongs to a launcher, which starts another program and has its own options."""
     name = PurePosixPath(word).name
     return LAUNCHER.fullmatch(name) is not None or name in _RUNNERS

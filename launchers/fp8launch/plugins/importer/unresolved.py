@@ -1,4 +1,4 @@
-"""Arguments whose values only running the script could give: each is left out and reported."""
+"""Remove and report arguments whose values only running the script would give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fp8launch.plugins.importer.shell_holes import Hole, Holes, is_known
 
 
 def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: str) -> tuple[list[str], list[Problem]]:
-    """The arguments without those that cannot be known, each of which is reported."""
+    """Return the arguments without unknown ones, and a problem for each of these."""
     kept: list[str] = []
     problems: list[Problem] = []
     at = 0
@@ -34,7 +34,7 @@ def without_holes(words: Sequence[str], holes: Holes, schema: FlagSchema, name: 
 
 
 def _end_of_argument(words: Sequence[str], at: int, flag: Flag | None) -> int:
-    """Where the argument that begins at `at` ends: a flag with its values, or a word by itself."""
+    """Return where the argument at `at` ends: a flag with its values, or a single word."""
     end = at + 1
     if flag and flag.takes_value and "=" not in words[at]:
         limit = len(words)
@@ -52,7 +52,7 @@ def _omitted(group: Sequence[str], unknown: Sequence[Hole], holes: Holes) -> str
     text = " ".join(map(holes.shown, group))
     if text != "".join(hole.raw for hole in unknown):
         return f"`{text}` is omitted: {'; '.join(dict.fromkeys(map(str, unknown)))}"
-    # Nothing but what is not known: its reason says what it is.
+    # The word consists of the hole alone, whose reason names it.
     names = "` or `".join(hole.raw for hole in unknown)
     return f"`{names}` is omitted: it {'; it '.join(dict.fromkeys(hole.why for hole in unknown))}"
 
@@ -62,7 +62,7 @@ def _may_take_a_value(word: str) -> bool:
 
 
 def _holes_of(words: Sequence[str], holes: Holes) -> list[Hole]:
-    """The holes in these words; of the assignments of one variable in several branches the first."""
+    """Return the holes in these words, and only the first of a variable that several branches assign."""
     found: dict[str, Hole] = {}
     for word in words:
         for hole in holes.of(word):

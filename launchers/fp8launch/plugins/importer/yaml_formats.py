@@ -1,9 +1,9 @@
-"""YAML files that hold a training's configuration: Megatron-LM's test cases are read, other formats are named."""
+"""YAML files with the configuration of a training: Megatron-LM's test cases are read, other formats are recognized."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ _ARGUMENTS = "MODEL_ARGS"
 
 @dataclass(frozen=True)
 class _Format:
-    """A configuration format of another project: how it is recognised, what it is, and what to do with it."""
+    """A configuration format of another project: how to recognize it, its name, and the advice for it."""
 
     what: str
     fix: str
@@ -53,7 +53,7 @@ _FORMATS = (
         lambda tree, text: "_target_: nemo" in text or "exp_manager" in tree or {"trainer", "model"} <= set(tree),
     ),
     _Format(
-        "is a configuration of NVIDIA's NeMo-Framework-Launcher, whose stages name files of their own",
+        "is a configuration of NVIDIA's NeMo-Framework-Launcher, whose stages name other files",
         "import the file of the training stage's arguments or the script that it submits",
         lambda tree, text: {"defaults", "stages"} <= set(tree),
     ),
@@ -71,16 +71,16 @@ _FORMATS = (
 
 
 def read_yaml_launch(text: str, name: str, schema: FlagSchema) -> Launch | None:
-    """What a YAML file says; None for text that is something else.
+    """Read a YAML file; return None for any other text.
 
-    Raises UserError for YAML that holds no arguments, saying what it is where the format is known.
+    Raises UserError for YAML without arguments, with the name of the format if it is known.
     """
     rows = [row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")]
     first = rows[0] if rows else ""
     if not _KEY.match(first) and first.strip() != "---":
         return None
     try:
-        # Some of Megatron-LM's test cases state a flag twice; what reads them takes the last.
+        # Some of Megatron-LM's test cases state a flag twice; their own reader takes the last one.
         tree = parse_yaml(text, name, unique=False)
     except UserError:
         if name.endswith((".yaml", ".yml")):
@@ -115,7 +115,8 @@ def _is_flag(key: str) -> bool:
 
 
 def _test_case(tree: Mapping[str, Node], arguments: Mapping[str, Node], name: str, schema: FlagSchema) -> Launch:
-    words, holes = read_list(_as_list(arguments), name)
+    words, holes = read_list(_as_list(arguments, schema), name)
+    words = _switches(words, schema)
     argv, problems = without_holes(words, holes, schema, name)
     variables = tree.get("ENV_VARS", Node({}, name)).value
     env: dict[str, int | str] = {}
@@ -127,34 +128,58 @@ def _test_case(tree: Mapping[str, Node], arguments: Mapping[str, Node], name: st
     for key in tree:
         if re.fullmatch(f"{_ARGUMENTS}_[0-9]+", key):
             message = f"{key}, the arguments of a later start, was not imported"
-            problems.append(Problem("warning", "import-other-command", message, tree[key].where, "import it by itself"))
+            fix = "import it separately"
+            problems.append(Problem("warning", "import-other-command", message, tree[key].where, fix))
     sections = {"env": env} if env else {}
     return Launch(tuple(argv), sections, tuple(problems))
 
 
-def _as_list(arguments: Mapping[str, Node]) -> str:
-    """Flags and values as an argument list, each on the line that it has in the file."""
+def _as_list(arguments: Mapping[str, Node], schema: FlagSchema) -> str:
+    """Return flags and values as an argument list, each with its line in the file."""
     text = ""
-    for flag, node in arguments.items():
+    # Merged entries come from earlier lines.
+    for flag, node in sorted(arguments.items(), key=lambda item: int(item[1].where.rpartition(":")[2])):
+        if node.value is False or node.value == "false":
+            continue
         line = int(node.where.rpartition(":")[2])
-        text += "\n" * (line - 1 - text.count("\n")) + f"{flag} {_value(node)}\n"
+        known = schema.find(flag)
+        # A variable decides whether a bare flag is on, so the two words belong together.
+        between = "=" if known and not known.takes_value and "$" in _written(node) else " "
+        text += "\n" * (line - 1 - text.count("\n")) + f"{flag}{between}{_value(node)}\n"
     return text
 
 
+def _switches(words: Sequence[str], schema: FlagSchema) -> list[str]:
+    """Return the words with a bare flag for `--flag=true`, and without `--flag=false`."""
+    found = []
+    for word in words:
+        option, _, value = word.partition("=")
+        flag = schema.find(option)
+        if flag is None or flag.takes_value or value not in ("true", "false"):
+            found.append(word)
+        elif value == "true":
+            found.append(option)
+    return found
+
+
 def _value(node: Node) -> str:
-    """The words after a flag, as Megatron-LM's test runner makes them of a value: `[a b]` is two words."""
+    """Return the words that Megatron-LM's test runner makes of a value: `[a b]` is two words."""
     if node.value is True or node.value == "true":
         return ""
     if isinstance(node.value, list):
         return " ".join(_quoted(_written(item)) for item in node.value)
     text = _written(node)
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        # The launcher of Megatron-MoE-ModelZoo evaluates the value in a shell, which removes these quotes.
+        text = text[1:-1]
+        return _quoted(text)
     if text.startswith("[") and text.endswith("]"):
         return " ".join(map(_quoted, text[1:-1].split()))
     return _quoted(text)
 
 
 def _written(node: Node) -> str:
-    """A scalar as the file has it: 1e-2 stays 1e-2."""
+    """Return a scalar as it is written in the file: 1e-2 stays 1e-2."""
     if node.text is not None:
         return node.text.strip()
     if node.value is None:
@@ -163,6 +188,6 @@ def _written(node: Node) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text for a shell between double quotes, where variables are still expanded."""
+    """Quote a text for a shell with double quotes, in which variables are still expanded."""
     escaped = re.sub(r'(["\\`])|\$(?![A-Za-z_{])', lambda found: "\\" + found[0], text)
     return f'"{escaped}"'

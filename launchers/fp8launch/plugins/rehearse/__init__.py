@@ -1,1 +1,1 @@
-"""A step of Megatron's and Transformer Engine's own Python code without a GPU."""
+"""Run a training step of Megatron's and Transformer Engine's own Python code without a GPU."""

@@ -1,6 +1,7 @@
-"""A rehearsal of Megatron-Bridge's own code: the configuration that a job would train with, made small.
+"""Rehearse Megatron-Bridge's own code with the configuration of the job, made small.
 
-The in-job program (injob/bridge.py) makes the configuration and starts Bridge's `pretrain`, as it does in the job.
+The in-job program (plugins/bridge/injob/bridge.py) builds the configuration and starts Bridge's `pretrain`, as in the
+job.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -16,14 +17,13 @@ from typing import Any, NoReturn
 
 from fp8launch.engines.base import Layout
 from fp8launch.injob.rank import worker
-from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.megatron.arguments import FlagValue
-from fp8launch.plugins.bridge.injob import bridge
-from fp8launch.rehearsal import checkpoint_plan
-from fp8launch.rehearsal.failure import NotRehearsed
-from fp8launch.rehearsal.shrink import ENDS, shrink
+from fp8launch.plugins.bridge.injob import absent_packages, bridge
+from fp8launch.plugins.rehearse import checkpoint_plan
+from fp8launch.plugins.rehearse.failure import NotRehearsed
+from fp8launch.plugins.rehearse.shrink import ENDS, shrink
 
-# Where Bridge has what a flag of Megatron-LM sets; the others are fields of `model` of the same name.
+# Megatron-LM's flags and Bridge's fields for the same setting. Flags that are not listed have the same name in `model`.
 _FIELDS = {
     "num_experts": "model.num_moe_experts",
     "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
@@ -32,8 +32,8 @@ _FIELDS = {
     "train_iters": "train.train_iters",
 }
 _LENGTHS = ("seq_length", "sequence_length")
-# Nothing is read or written outside the process, and nothing outlives the step. Other fields for folders, of loggers,
-# profilers and checkpoints, do nothing without these.
+# Nothing is read or written outside the process, and nothing outlives the step. With these settings, the other folder
+# settings of loggers, profilers and checkpoints have no effect.
 _SETTINGS: Mapping[str, Any] = {
     **dict.fromkeys(
         (
@@ -64,15 +64,15 @@ _SETTINGS: Mapping[str, Any] = {
 
 
 class MachineLacks(Exception):
-    """The in-job program cannot run here, which says nothing of the recipe."""
+    """The in-job program cannot run here, which says nothing about the recipe."""
 
 
 class WrongRequest(Exception):
-    """The in-job program refuses its arguments."""
+    """The in-job program rejects its arguments."""
 
 
 def prepare(words: list[str]) -> Any:
-    """Import what the program with these arguments uses; its options."""
+    """Import everything that the program needs for these arguments, and return its parsed options."""
     worker.stop = _stop
     os.environ.setdefault("RANK", "0")
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -88,7 +88,7 @@ def prepare(words: list[str]) -> Any:
 
 
 def _hide_stand_ins() -> None:
-    """Let transformers, whose models do not run, take the stand-ins of `packages` for absent: it asks their version."""
+    """Make transformers treat the stand-ins in `packages` as missing: it checks versions, and its models do not run."""
     absent_packages.install()
     for module in absent_packages.load_together(("transformers.utils.import_utils", "transformers.utils")):
         for name in [name for name in vars(module) if name.startswith("is_flash") and name.endswith("_available")]:
@@ -96,9 +96,9 @@ def _hide_stand_ins() -> None:
 
 
 def train(request: Mapping[str, Any], sizes: dict[str, tuple[int, int]]) -> None:
-    """Two steps of the program. `sizes` gets each size that is changed, as in `Shrunk`.
+    """Run two steps of the program, and add each changed size to `sizes`, in the format of `Shrunk`.
 
-    `request["program"]` has the `words` and the `model` of an OwnProgram, and the `layout` of its run.
+    `request["program"]` holds the `words` and the `model` of an OwnProgram, and the `layout` of its run.
     """
     program = request["program"]
     ours = prepare(program["words"])
@@ -110,7 +110,7 @@ def train(request: Mapping[str, Any], sizes: dict[str, tuple[int, int]]) -> None
         config = bridge.configured(ours)
     except (MachineLacks, WrongRequest):
         raise
-    except Exception as failure:  # such as a model that this release of transformers does not know
+    except Exception as failure:  # for example, this release of transformers does not know the model
         raise MachineLacks(f"Megatron-Bridge makes no configuration of the recipe here: {failure!r}") from failure
     save = config.checkpoint.save
     try:
@@ -122,7 +122,7 @@ def train(request: Mapping[str, Any], sizes: dict[str, tuple[int, int]]) -> None
 
 
 def shrink_configuration(config: Any, layout: Layout, scale: int = 1) -> dict[str, tuple[int, int]]:
-    """Make a configuration small by the rules for the flags of Megatron-LM; each size that is changed."""
+    """Shrink a configuration by the rules for Megatron-LM's flags, and return each changed size."""
     values = flags_of(config)
     small = shrink(values, layout, scale)
     for flag, value in small.values.items():
@@ -137,7 +137,7 @@ def shrink_configuration(config: Any, layout: Layout, scale: int = 1) -> dict[st
 
 
 def flags_of(config: Any) -> dict[str, FlagValue]:
-    """What a configuration says of sizes and structure, by the names of Megatron-LM's flags."""
+    """Return a configuration's sizes and structure under the names of Megatron-LM's flags."""
     model = vars(config.model)
     values: dict[str, Any] = {
         name: value for name, value in model.items() if isinstance(value, int | float | str | list)
@@ -153,25 +153,25 @@ def flags_of(config: Any) -> dict[str, FlagValue]:
 
 
 def _put(config: Any, field: str, value: Any) -> None:
-    """Set a field where the configuration has it."""
+    """Set a field if the configuration has it."""
     section, _, name = field.partition(".")
     if hasattr(getattr(config, section, None), name):
         setattr(getattr(config, section), name, value)
 
 
 def _follow(config: Any, save: str | None) -> None:
-    """Let every rank train, see that it has, and plan a checkpoint where the run saves some (to the folder `save`)."""
+    """Let every rank train, verify that it did, and plan a checkpoint if the run saves any (`save` is the folder)."""
     loop: Any = importlib.import_module("megatron.bridge.training.pretrain")
     setup, steps, validate = loop.setup, loop.train, type(config).validate
 
     def validate_with_folder(self: Any) -> None:
-        # Rules for checkpoints hold where one is saved; none is written here.
+        # Bridge checks its rules for checkpoints only if a folder is set. The rehearsal writes none.
         self.checkpoint.save = save
         validate(self)
         self.checkpoint.save = None
 
     def with_data(*arguments: Any, **named: Any) -> Any:
-        # Rank 0 says whether there is data to train with; ranks that read none believe it.
+        # Rank 0 decides whether there is data to train with; ranks that read no data rely on it.
         output = setup(*arguments, **named)
         output.state.train_state.do_train = True
         return output

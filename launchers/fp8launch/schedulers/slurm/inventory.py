@@ -1,8 +1,12 @@
-"""The inventory of a Slurm cluster, parsed from its commands; the fields used are the same from 22.05 to 25.11."""
+"""A Slurm cluster as its commands list it: partitions, nodes, and the accounts of this user.
+
+The fields used are the same from 22.05 to 25.11.
+"""
 
 from __future__ import annotations
 
 import functools
+import getpass
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +15,15 @@ from fp8launch.hardware.gpus import GPUS
 from fp8launch.recipe.slurm_time import slurm_seconds
 from fp8launch.schedulers.slurm import slurm_cli
 
-# A controller that is busy takes seconds; one that is gone must not hold up a check for long.
+# A busy controller takes seconds to answer; a missing one must not delay a check for long.
 TIMEOUT = 15.0
-# States of a node that take it out of service for now; sinfo's marks (*, ~, #, $, @, ...) are cut off before.
+# States of a node that is temporarily out of service, without sinfo's marks (*, ~, #, $, @, ...).
 OUT_OF_SERVICE = ("down", "drain", "fail", "error", "unknown", "future")
 
 
 @dataclass(frozen=True)
 class Node:
-    """`gpus` are its GPU types with their counts; a site that names no types has one called ''."""
+    """`gpus` maps GPU types to counts; if a site names no types, the type is ''."""
 
     name: str
     state: str
@@ -32,7 +36,7 @@ class Node:
         return not self.state.startswith(OUT_OF_SERVICE)
 
     def gpus_of(self, kind: str | None) -> int:
-        """How many GPUs a job can ask for on this node, of one type or of any."""
+        """Return how many GPUs a job can request on this node, of one type or of any."""
         if kind is None:
             return sum(self.gpus.values())
         return self.gpus.get(kind, 0)
@@ -40,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Admission:
-    """The accounts or QOS that a partition admits; `allowed` is None where it admits all that are not denied."""
+    """The accounts or QOS that a partition admits; if `allowed` is None, all except the denied ones."""
 
     allowed: frozenset[str] | None = None
     denied: frozenset[str] = frozenset()
@@ -86,7 +90,7 @@ class Site:
 
     @property
     def defaults(self) -> list[Partition]:
-        """The partition of jobs that name none; empty where the site has no such partition."""
+        """The default partitions; empty if the site has none."""
         return [partition for partition in self.partitions.values() if partition.default]
 
 
@@ -97,32 +101,70 @@ class Silent:
     words: str
 
 
+@dataclass(frozen=True)
+class Association:
+    """One account of a user, the QOS allowed with it, and its default QOS."""
+
+    account: str
+    qos: tuple[str, ...]
+    default_qos: str | None
+
+
 @functools.lru_cache(maxsize=1)
 def read_site(slurm_conf: str | None) -> Site | Silent | None:
-    """The partitions and nodes of the cluster that answers here, asked once by a process; None where there is none.
+    """Return the cluster's partitions and nodes; None if there is no cluster. Queried once per process.
 
     `slurm_conf` is the environment's SLURM_CONF, which selects the cluster.
     """
-    # Other commands wait and try again for a minute and more when nobody is there; ping comes back sooner.
+    # If no controller answers, other commands retry for a minute or more; ping returns sooner.
     ping = slurm_cli.call("scontrol", "ping", timeout=TIMEOUT)
     if ping.returncode == 127 or "Could not establish a configuration source" in ping.stderr:
-        return None  # Slurm's packages, and no cluster that they belong to
+        return None  # Slurm's packages are installed, but there is no cluster
     if " UP" not in ping.stdout:
-        return Silent(_words(ping.stderr or ping.stdout) or f"scontrol ping ended with {ping.returncode}")
+        return Silent(
+            slurm_cli.one_line(ping.stderr or ping.stdout, 300) or f"scontrol ping ended with {ping.returncode}"
+        )
     partitions = slurm_cli.call("scontrol", "--oneliner", "show", "partition", timeout=TIMEOUT)
     nodes = slurm_cli.call("sinfo", "-h", "-a", "-N", "-o", "%R|%N|%T|%G|%c|%f", timeout=TIMEOUT)
     for answer in (partitions, nodes):
         if answer.returncode:
-            return Silent(_words(answer.stderr or answer.stdout))
+            return Silent(slurm_cli.one_line(answer.stderr or answer.stdout, 300))
     return Site({p.name: p for p in parse_partitions(partitions.stdout, parse_nodes(nodes.stdout))})
 
 
-def _words(text: str) -> str:
-    return " ".join(text.split())[:300]
+def associations() -> list[Association]:
+    """Return this user's accounts by name; none if Slurm keeps no accounts or does not list them."""
+    names: dict[str, set[str]] = {}
+    defaults: dict[str, str | None] = {}
+    # One line for each partition of an account.
+    for line in _sacctmgr("assoc", f"user={getpass.getuser()}", "format=account,qos,defaultqos"):
+        fields = line.split("|")
+        if len(fields) < 3 or not fields[0]:
+            continue
+        account, qos, default = fields[0], fields[1], fields[2]
+        names.setdefault(account, set()).update(filter(None, qos.split(",")))
+        defaults[account] = default or defaults.get(account)
+    return [Association(account, tuple(sorted(names[account])), defaults[account]) for account in sorted(names)]
+
+
+def default_account() -> str | None:
+    """Return the user's default account; None if Slurm does not say."""
+    words = " ".join(_sacctmgr("user", getpass.getuser(), "format=defaultaccount")).split()
+    return words[0] if words else None
+
+
+def flags_of_qos(qos: str) -> str:
+    """Return the flags of a QOS, such as the limits of a partition that it lifts; empty if Slurm does not say."""
+    return " ".join(_sacctmgr("qos", qos, "format=flags"))
+
+
+def _sacctmgr(*what: str) -> list[str]:
+    shown = slurm_cli.call("sacctmgr", "-n", "-P", "show", *what, timeout=TIMEOUT)
+    return [] if shown.returncode else shown.stdout.splitlines()
 
 
 def parse_nodes(text: str) -> dict[str, list[Node]]:
-    """Lines of sinfo's `%R|%N|%T|%G|%c|%f`, by partition."""
+    """Read lines of sinfo's `%R|%N|%T|%G|%c|%f`; return the nodes by partition."""
     found: dict[str, list[Node]] = {}
     for line in text.splitlines():
         fields = list(map(str.strip, line.split("|")))
@@ -141,9 +183,9 @@ def parse_nodes(text: str) -> dict[str, list[Node]]:
 
 
 def parse_gpus(gres: str) -> dict[str, int]:
-    """The GPUs in a node's generic resources: `gpu:h200:8(S:0-1),gpu:8,shard:16` or `(null)`."""
+    """Return the GPUs in a node's generic resources, such as `gpu:h200:8(S:0-1),gpu:8,shard:16` or `(null)`."""
     gpus: dict[str, int] = {}
-    # What sockets and indices they are on is in parentheses, with commas of its own.
+    # Parentheses hold sockets and indices, which may contain commas.
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):
         match = re.fullmatch(r"gpu(?::([^:]+))??(?::([0-9]{1,18})([kKmM]?))?", part.strip())
         if match:
@@ -154,12 +196,12 @@ def parse_gpus(gres: str) -> dict[str, int]:
 
 
 def gpu_model(gres_type: str) -> str | None:
-    """The GPU that a type such as `nvidia_h100_80gb_hbm3` means; the longest name wins, for gb200 holds b200."""
+    """Return the GPU that a type such as `nvidia_h100_80gb_hbm3` means. The longest name wins: gb200 contains b200."""
     return max((name for name in GPUS if name in gres_type.lower()), key=len, default=None)
 
 
 def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partition]:
-    """Lines of `scontrol --oneliner show partition`: KEY=VALUE words."""
+    """Read lines of `scontrol --oneliner show partition`: KEY=VALUE words."""
     found = []
     for line in text.splitlines():
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -185,7 +227,7 @@ def parse_partitions(text: str, nodes: Mapping[str, list[Node]]) -> list[Partiti
 
 
 def _admission(allowed: str | None, denied: str | None) -> Admission:
-    """Read a partition's lists of names; Slurm prints `ALL`, or the list of those denied instead."""
+    """Read a partition's lists of names; Slurm prints `ALL`, or a list of denied names instead."""
     if allowed is None or allowed == "ALL":
         return Admission(denied=_names(denied))
     return Admission(_names(allowed))
@@ -196,14 +238,14 @@ def _names(text: str | None) -> frozenset[str]:
 
 
 def number(text: str | None) -> int | None:
-    """A whole number that Slurm printed; None for anything else."""
+    """Return a whole number that Slurm printed; None for anything else."""
     if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
         return None
     return int(text)
 
 
 def minutes(text: str) -> int | None:
-    """A Slurm time in minutes, seconds rounded up; None for UNLIMITED and other text."""
+    """Return a Slurm time in minutes, rounded up; None for UNLIMITED and other text."""
     seconds = slurm_seconds(text)
     if seconds is None:
         return None

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from fp8launch.schedulers.environment import clean_environment
 
-# The exit status of a command that was given up because it did not answer.
+# The exit status of a command that did not answer in time.
 NO_ANSWER = 124
-# For so long after its start a controller may lack the answers of some nodes, and refuses jobs for them.
+# For this long after its start a controller may not have heard from some nodes, and refuses jobs for them.
 RESTART_SECONDS = 180.0
 
 
 def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command in a clean environment; one that does not answer in time has exit status 124."""
+    """Run a Slurm command in a clean environment; the exit status is 124 if it does not answer in time."""
     env = clean_environment()
     conf = env.get("SLURM_CONF")
     if conf is not None and not Path(conf).is_file():
-        # Slurm's commands would wait for it for a minute.
+        # Slurm's commands would wait a minute for the file.
         words = f"SLURM_CONF is {conf}, which is not a file"
         return subprocess.CompletedProcess(command, 1, "", words)
     submits = command[0] == "sbatch"
@@ -37,7 +37,7 @@ def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]
             env=env,
             timeout=timeout,
             check=False,
-            # A submission continues when somebody presses Ctrl-C, and holds the run until it is done.
+            # Ctrl-C does not interrupt a submission, which holds the run's lock until it is done.
             start_new_session=submits,
             close_fds=not submits,
         )
@@ -49,7 +49,7 @@ def call(*command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]
 
 
 def one_line(text: str, length: int = 200) -> str:
-    """Return what a command printed as one line of at most `length` characters."""
+    """Return a command's output as one line of at most `length` characters."""
     return " ".join(text.split())[:length]
 
 
@@ -77,16 +77,14 @@ def version() -> str | None:
 
 
 def array_limit() -> int:
-    """Return how many tasks an array may have here: MaxArraySize, or 1 when the controller does not answer."""
+    """Return how many tasks an array may have here: MaxArraySize, or 1 if the controller does not answer."""
     shown = call("scontrol", "show", "config")
     match = re.search(r"^MaxArraySize\s*=\s*(\d{1,18})\b", shown.stdout, re.M)
-    if match is None:
-        return 1
-    return max(1, int(match[1]))
+    return 1 if match is None else max(1, int(match[1]))
 
 
 def seconds_since_restart() -> float | None:
-    """Return how long ago the controller started; None where it does not say."""
+    """Return the seconds since the controller started; None if it does not say."""
     shown = call("scontrol", "show", "config", timeout=10)
     match = re.search(r"^BOOT_TIME\s*=\s*(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", shown.stdout, re.M)
     if match is None:
@@ -106,7 +104,7 @@ def waits_for_nodes(refusal: str) -> bool:
 
 
 def _every_node_responds() -> bool:
-    """Return whether all nodes have reported to the controller; False where sinfo does not say."""
+    """Return whether all nodes have reported to the controller; False if sinfo does not say."""
     shown = call("sinfo", "-h", "-N", "-o", "%T", timeout=10)
     states = shown.stdout.split()
     # A trailing * marks a node that does not respond.

@@ -1,28 +1,33 @@
-"""The common part of all schedulers on Slurm: states, cancelling, finding jobs, resuming. Only submitting differs."""
+"""The scheduler of Slurm clusters: submission by sbatch, and the states, ends and resumes of all Slurm jobs.
+
+Plugins that submit in another way subclass it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import MACHINE_LACKS, Problem, error
-from fp8launch.job.batch_script import batch_script
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.diagnostics import MACHINE_LACKS, Problem, Severity, UserError, error
+from fp8launch.injob.slurm.job import is_impossible
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.rundir.registry import job_ids, newest_job
-from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.schedulers.base import Finding, JobState, JobTimes, Scheduler, Submission
-from fp8launch.schedulers.site_offers import SiteOffers
-from fp8launch.schedulers.slurm import cancellation, job_states, sbatch_calls, slurm_cli
-from fp8launch.schedulers.slurm.arrays import groups_alike
+from fp8launch.rundir.run_dir import RunFolder, write_atomically
+from fp8launch.schedulers.base import Capabilities, JobState, JobTimes, Scheduler, Submission
+from fp8launch.schedulers.slurm import pyxis, sbatch, slurm_cli, slurm_jobs
+from fp8launch.schedulers.slurm.batch_script import array_script, batch_script
+from fp8launch.schedulers.slurm.job_comment import text_in
+from fp8launch.schedulers.slurm.options import NEUTRAL, sbatch_options, site_comment
 from fp8launch.untyped import as_mapping
 
 _HERE = "`--backend local` trains on this machine"
-# What a cluster profile says to sbatch and srun alone.
+# Settings of a cluster profile for sbatch and srun only.
 _SLURM_FIELDS = {
     "account", "partition", "qos", "reservation", "constraint", "nodelist", "exclude", "gpus", "gres_type", "segment",
     "exclusive", "memory", "requeue", "continue_by", "arrays", "mpi", "options",
@@ -32,35 +37,54 @@ _SLURM_FIELDS = {
 class SlurmScheduler(Scheduler):
     """A submission's key is the job's comment in Slurm."""
 
+    name = "sbatch"
+    capabilities = Capabilities(arrays=True, pyxis=True, continue_by=("requeue", "dependency"))
+    neutral_requests = NEUTRAL
+    # Bash computes with some of these, and then evaluates an index in brackets: a[$(command)].
+    script_variables = re.compile(
+        r"SLURM_(ARRAY_.*|JOB_ID|JOBID|JOB_NODELIST|JOB_NUM_NODES|JOB_END_TIME|RESTART_COUNT|SUBMIT_DIR|TASKS_PER_NODE)"
+    )
+
     def script(self, job: Job) -> tuple[str, str]:
         return "job.sbatch", batch_script(job)
 
+    def request(self, job: Job) -> dict[str, str | None]:
+        return sbatch_options(job)
+
+    def validate(self, job: Job) -> None:
+        super().validate(job)
+        sbatch_options(job)
+
+    def plan_for_supervisor(self, job: Job) -> dict[str, str]:
+        return {"scheduler": "fp8launch.injob.slurm.job:SlurmJob", "comment": site_comment(job.resources)}
+
+    def submit(self, job: Job, run: RunFolder, key: str) -> str:
+        return sbatch.submit(run.script, key, comment=site_comment(job.resources))
+
     def array_groups(self, jobs: Sequence[Job]) -> list[list[int]]:
-        return groups_alike(jobs)
+        return sbatch.groups_alike(jobs)
+
+    def submit_array(self, group: sbatch.Group, key: str, folder: Path, max_running: int | None = None) -> list[str]:
+        numbers = f"0-{len(group) - 1}"
+        if max_running:
+            numbers += f"%{max_running}"
+        options = {**sbatch.array_options(group, key, folder), "array": numbers}
+        tasks = sbatch.write_tasks(group, key, folder)
+        script = folder / "arrays" / f"{key}.sbatch"
+        write_atomically(script, array_script(options.items(), str(tasks)))
+        job = sbatch.submit(script, key, comment=site_comment(group[0][1].resources))
+        return [f"{job}_{index}" for index in range(len(group))]
 
     def resume(self, run: RunFolder, key: str, exclude: Sequence[str] = ()) -> str:
-        options = []
-        if exclude:
-            options.append(f"--exclude={','.join(exclude)}")
-        comment = as_mapping(run.manifest().get("slurm")).get("comment")
-        return sbatch_calls.sbatch(run.script, key, *options, comment=comment)
+        options = [f"--exclude={','.join(exclude)}"] if exclude else []
+        comment = text_in(as_mapping(run.manifest().get("slurm")).get("comment"))
+        return sbatch.submit(run.script, key, *options, comment=comment)
+
+    def is_impossible(self, refusal: UserError) -> bool:
+        return any(is_impossible(problem.message) for problem in refusal.problems)
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
-        return sbatch_calls.find_jobs(keys)
-
-    def submit_script(self, script: Path, key: str, options: Sequence[str] = (), comment: str | None = None) -> str:
-        return sbatch_calls.sbatch(script, key, *options, comment=comment)
-
-    def waiting_or_running(self, jobs: Sequence[str]) -> list[str]:
-        # Not asked by number: squeue calls the number of a job that ended long ago an error.
-        shown = slurm_cli.call("squeue", "-h", "-o", "%F", "-u", str(os.getuid()))
-        if shown.returncode:
-            raise error("slurm-silent", slurm_cli.trouble(shown), None, "try again when Slurm answers", MACHINE_LACKS)
-        known = shown.stdout.split()
-        return [job for job in jobs if job in known]
-
-    def array_limit(self) -> int:
-        return slurm_cli.array_limit()
+        return slurm_jobs.find_jobs(keys)
 
     def recover(self, submissions: Sequence[Submission]) -> dict[RunFolder, str]:
         found = super().recover(submissions)
@@ -71,7 +95,7 @@ class SlurmScheduler(Scheduler):
         return found
 
     def states(self, runs: Sequence[RunFolder]) -> list[JobState]:
-        return job_states.states(runs)
+        return slurm_jobs.states(runs)
 
     def job_times(self, runs: Sequence[RunFolder]) -> dict[RunFolder, JobTimes]:
         shown = slurm_cli.call("squeue", "-r", "-h", "-o", "%i|%M|%l|%S|%T", "-u", str(os.getuid()), timeout=10)
@@ -82,24 +106,27 @@ class SlurmScheduler(Scheduler):
             job, elapsed, limit, start, state = line.split("|")
             if state != "PENDING":
                 times[job] = JobTimes(elapsed, limit)
-            elif start == "N/A":
-                times[job] = JobTimes("", limit)
             else:
-                times[job] = JobTimes("", limit, start.replace("T", " "))
-        found = {}
-        for run in runs:
-            newest = newest_job(run)
-            if newest in times:
-                found[run] = times[newest]
-        return found
+                times[job] = JobTimes("", limit, "" if start == "N/A" else start.replace("T", " "))
+        newest = {run: newest_job(run) for run in runs}
+        return {run: times[job] for run, job in newest.items() if job in times}
 
     def cancel(self, runs: Sequence[RunFolder]) -> None:
-        cancellation.cancel_runs(runs)
+        slurm_jobs.cancel_runs(runs)
 
     def problems(self, job: Job, loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterable[Problem]:
         from fp8launch.schedulers.slurm import preflight
 
+        try:
+            sbatch_options(job)
+        except UserError as refused:
+            return refused.problems
         return preflight.problems(job, loaded, environment)
+
+    def problem_codes(self) -> Mapping[str, Severity]:
+        from fp8launch.schedulers.slurm import preflight
+
+        return preflight.CODES
 
     def require(self) -> None:
         from fp8launch.schedulers.slurm.inventory import read_site
@@ -120,6 +147,13 @@ class SlurmScheduler(Scheduler):
     def is_expected(self, profile: Cluster) -> bool:
         return shutil.which("sbatch") is not None or bool(_SLURM_FIELDS & profile.model_fields_set)
 
+    def has_no_cluster(self, environment: Mapping[str, str]) -> bool:
+        from fp8launch.schedulers.slurm.inventory import read_site
+
+        if environment.get("SLURM_CONF") or not (shutil.which("sbatch") and shutil.which("scontrol")):
+            return False
+        return read_site(None) is None
+
     def answers(self, environment: Mapping[str, str]) -> bool:
         from fp8launch.schedulers.slurm.inventory import Site, read_site
 
@@ -132,40 +166,19 @@ class SlurmScheduler(Scheduler):
         if not isinstance(site, Site):
             return False
         here = os.uname().nodename.partition(".")[0]
-        names: set[str] = set()
-        for partition in site.partitions.values():
-            names.update(map(attrgetter("name"), partition.nodes))
-        return bool(names - {here})
+        return any(node.name != here for partition in site.partitions.values() for node in partition.nodes)
 
-    def describe(self, cluster: Cluster, environment: Mapping[str, str]) -> Iterable[Finding]:
-        from fp8launch.schedulers.slurm import describe
-
-        return describe.describe(cluster, environment)
-
-    def container_runtimes(self, environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-        from fp8launch.schedulers.slurm import describe
-
-        return describe.container_runtimes(environment)
-
-    def offers(self) -> SiteOffers:
-        from fp8launch.schedulers.slurm import offers
-
-        return offers.site_offers()
-
-    def refusal(self, options: Mapping[str, str]) -> str | None:
-        from fp8launch.schedulers.slurm import offers
-
-        return offers.refusal(options)
+    def container_runtimes(self, environment: Mapping[str, str]) -> Iterable[tuple[Runtime, str]]:
+        return pyxis.container_runtimes(environment)
 
     def version(self) -> str | None:
         return slurm_cli.version()
 
 
 def _job_in_a_log(submission: Submission) -> str | None:
-    """Return the job that began this run and that Slurm has forgotten since: the name of its log has its id."""
-    run = submission.run
-    known = job_ids(run)
-    new = [attempt.job_id for attempt in run.attempts() if attempt.job_id not in known]
+    """Return the job that began this run and that Slurm has since forgotten: its id is in the name of its log."""
+    known = job_ids(submission.run)
+    new = [attempt.job_id for attempt in submission.run.attempts() if attempt.job_id not in known]
     is_task = submission.index is not None
     if not new or ("_" in new[-1]) != is_task:
         return None

@@ -1,11 +1,11 @@
-"""Weight-gradient accumulation fusion without APEX.
+"""Gradient accumulation fusion without APEX.
 
-Megatron's ColumnParallelLinear (used for the output layer, and for every linear of the local layer spec) adds a
-weight's gradient straight into its main gradient through APEX's extension `fused_weight_gradient_mlp_cuda`; without
-that module it refuses to start unless fusion is switched off for the whole model. A pip environment has no APEX. This
-module offers the two functions on top of GEMMs that accumulate in place, so that fusion stays on.
+Megatron's ColumnParallelLinear (the output layer, and every linear of the local layer spec) adds the gradient of a
+weight directly to its main gradient through APEX's extension `fused_weight_gradient_mlp_cuda`. Without that module it
+refuses to start unless fusion is turned off for the whole model. Environments made by pip have no APEX. This module
+implements the two functions with GEMMs that accumulate in place, so that fusion stays on.
 
-Transformer Engine's own linears fuse by themselves and do not come here.
+Transformer Engine's linears have their own fusion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = "fused_weight_gradient_mlp_cuda"
 
 
 def wgrad_gemm_accum_fp16(inputs: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
-    """main_grad += grad_output^T @ inputs, for a bf16 or fp16 main gradient, in one cuBLAS call.
+    """Compute main_grad += grad_output^T @ inputs for a bf16 or fp16 main gradient, in one cuBLAS call.
 
     inputs [tokens, in], grad_output [tokens, out], main_grad [out, in].
     """
@@ -29,11 +29,10 @@ def wgrad_gemm_accum_fp16(inputs: torch.Tensor, grad_output: torch.Tensor, main_
 
 
 def wgrad_gemm_accum_fp32(inputs: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
-    """The same for a fp32 main gradient and 16-bit operands.
+    """Compute the same for an fp32 main gradient and 16-bit operands.
 
-    torch has no in-place GEMM of 16-bit operands into fp32; Transformer Engine's does it in one call. Without
-    Transformer Engine the product is rounded to 16 bits before it is added, which is what Megatron does without
-    fusion.
+    torch has no in-place GEMM of 16-bit operands into fp32, but Transformer Engine has. Without Transformer Engine the
+    product is rounded to 16 bits before it is added, as Megatron does without fusion.
     """
     try:
         from transformer_engine.pytorch.cpp_extensions import general_gemm
@@ -48,12 +47,11 @@ def wgrad_gemm_accum_fp32(inputs: torch.Tensor, grad_output: torch.Tensor, main_
     general_gemm(inputs, grad_output, out_dtype=torch.float32, out=main_grad, layout="NT", accumulate=True, **extra)
 
 
-def install() -> bool:
-    """Offer the module under APEX's name unless the real one is there; True when ours was put in place."""
+def install() -> None:
+    """Provide the module under APEX's name, unless APEX is installed."""
     if NAME in sys.modules or importlib.util.find_spec(NAME) is not None:
-        return False
+        return
     module = types.ModuleType(NAME, __doc__)
     module.wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp16  # type: ignore[attr-defined]
     module.wgrad_gemm_accum_fp32 = wgrad_gemm_accum_fp32  # type: ignore[attr-defined]
     sys.modules[NAME] = module
-    return True

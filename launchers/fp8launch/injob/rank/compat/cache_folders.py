@@ -1,7 +1,4 @@
-"""Folders for compiled code. The home folder of a container is often read-only, and then compilers fail at their start.
-
-Runs in the job's image, whose Python has torch; the standard library is enough here.
-"""
+"""Folders for compiled code. The home folder of a container is often read-only, and compilers then fail at start."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from pathlib import Path
 
 
 def private_folder() -> Path | None:
-    """Return a folder that only this user can write: in the user's cache, else below the temporary folder.
+    """Return a folder that only this user can write to: in the user's cache, else in the temporary folder.
 
-    None where neither can be written, or other users can write to both.
+    None if neither can be written, or if other users can write to both.
     """
     base = os.environ.get("XDG_CACHE_HOME") or _at_home(".cache")
     temporary = Path(tempfile.gettempdir(), f"fp8launch-{os.getuid()}")
@@ -26,9 +23,9 @@ def private_folder() -> Path | None:
 
 
 def give_triton_a_cache() -> None:
-    """Point Triton to a folder that can be written, where its own cannot and the recipe names none.
+    """Point Triton to a writable folder if its own is not, unless the recipe names one.
 
-    Triton keeps compiled kernels in ~/.triton and stops at the first one that it cannot keep.
+    Triton stores compiled kernels in ~/.triton, and fails at the first one that it cannot store.
     """
     if "TRITON_CACHE_DIR" in os.environ:
         return
@@ -42,20 +39,20 @@ def give_triton_a_cache() -> None:
 
 
 def _at_home(name: str) -> str:
-    """A path in the home folder; in the root folder for a user without a home."""
+    """Return a path in the home folder, or in the root folder for a user without a home."""
     with suppress(RuntimeError):
         return str(Path.home() / name)
     return f"/{name}"
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether the folder is this user's, and nobody else can write to it: what is compiled there will be run."""
+    """Return whether only this user can write to the folder: the code that is compiled there will run."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _made(folder: Path) -> bool:
-    """Make a folder, and return whether this process can write to it."""
+    """Make a folder if it is missing, and return whether this process can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

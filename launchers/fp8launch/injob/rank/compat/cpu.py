@@ -1,15 +1,15 @@
 """Real Megatron training on a machine without a GPU, for tests, demos and first steps.
 
-Megatron-Core has no CPU mode: it asserts CUDA and places every tensor on it. `install()` answers torch.cuda's
-questions as a machine with one Hopper GPU per process would and sends every tensor meant for CUDA to host memory.
-Nothing of Megatron's own training, parallelism, checkpointing or logging is replaced; collectives run over gloo. Log
-lines are Megatron's, with 0.0 for TFLOP/s and memory (there is no such device).
+Megatron-Core has no CPU mode: it requires CUDA and places every tensor there. `install()` makes torch.cuda answer like
+a machine with one Hopper GPU per process, and places every tensor meant for CUDA in host memory. Megatron's training,
+parallelism, checkpointing and logging run unchanged; collectives run over gloo. Its log lines have 0.0 for TFLOP/s and
+memory, because there is no such device.
 
 Works (0.17 to 0.19): data, tensor, pipeline (also virtual) and expert parallelism; multi-latent attention; the
 distributed optimizer with overlapped reduction and gathering; torch_dist checkpoints, also asynchronous; resume; exit
 on a signal; stop on NaN.
-Does not, in Megatron itself without Transformer Engine: sequence parallelism, context parallelism, FP8 and FP4, TE's
-fused attention and norms. Does not, here: CUDA graphs, CPU offloading, FSDP, and anything that times or profiles a GPU.
+Does not work in Megatron without Transformer Engine: sequence and context parallelism, FP8 and FP4, TE's fused
+attention and norms. Does not work here: CUDA graphs, CPU offloading, FSDP, timing and profiling of a GPU.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def install() -> None:
-    """Make this process train on the CPU; call before Megatron is imported. Twice is once."""
+    """Make this process train on the CPU. Call this before Megatron is imported; a second call does nothing."""
     if getattr(install, "done", False):
         return
     install.done = True  # type: ignore[attr-defined]
@@ -45,39 +45,28 @@ def install() -> None:
 
 
 def install_device() -> None:
-    """Answer torch.cuda's questions and keep every tensor in host memory; imports nothing of Megatron."""
-    _answer_for_device()
-    _host_random_state()
-    _timeless_streams()
-    _HostMemory().__enter__()
-
-
-def mode() -> TorchFunctionMode:
-    """The mode that places tensors in host memory, to enter where torch suspended it."""
-    return _HostMemory()
-
-
-def install_megatron() -> None:
-    """Replace what reaches past torch's Python into its CUDA build."""
-    _patch_megatron()
+    """Replace torch.cuda's answers and keep every tensor in host memory. Imports nothing of Megatron."""
+    _describe_device()
+    _use_host_random_state()
+    _replace_streams()
+    HostMemory().__enter__()
 
 
 # --- What Megatron asks of torch.cuda -------------------------------------------------------------------------------
 
 
-def _answer_for_device() -> None:
-    """One GPU per process, of the Hopper kind, since the arguments are validated for one (Megatron asks its
-    generation)."""
+def _describe_device() -> None:
+    """Describe one Hopper GPU per process, for which Megatron's arguments are validated."""
     cuda: Any = torch.cuda
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     properties = types.SimpleNamespace(
         name="cpu", major=9, minor=0, total_memory=ram, multi_processor_count=os.cpu_count() or 1
     )
     cuda.is_available = lambda: True
-    # Megatron skips its process groups when it counts none.
+    # Megatron skips creating its process groups if this is 0.
     cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cuda.set_device = lambda device: None
-    # Given back to `device=` arguments, so it must name a device that tensors can live on.
+    # Megatron passes this to `device=` arguments, so it must name a device that tensors can be on.
     cuda.current_device = lambda: "cpu"
     cuda.get_device_capability = lambda device=None: (properties.major, properties.minor)
     cuda.get_device_properties = lambda device=None: properties
@@ -86,9 +75,8 @@ def _answer_for_device() -> None:
     cuda.reset_peak_memory_stats = lambda device=None: None
 
 
-def _host_random_state() -> None:
-    """The CUDA generator's state is the host generator's: one stream of random numbers, forked as Megatron forks
-    it."""
+def _use_host_random_state() -> None:
+    """Make the host's generator the CUDA generator: one stream of random numbers, forked as Megatron forks it."""
     cuda: Any = torch.cuda
 
     def get_state(device: Any = None) -> torch.Tensor:
@@ -106,14 +94,14 @@ def _host_random_state() -> None:
 
 
 class _OfDevice:
-    """As with CUDA's own objects, nothing that holds one can be copied or pickled."""
+    """Like CUDA's own objects, it cannot be copied or pickled, nor can anything that holds it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"cannot pickle '{type(self).__name__.lstrip('_')}' object")
 
 
 class _Stream(_OfDevice):
-    """Host operations finish before they return, so every stream is empty and every wait is over."""
+    """Host operations finish before they return, so a stream is always empty, and there is nothing to wait for."""
 
     cuda_stream = 0
 
@@ -165,7 +153,7 @@ class _Event(_OfDevice):
         return (end._at - self._at) * 1e3
 
 
-def _timeless_streams() -> None:
+def _replace_streams() -> None:
     cuda: Any = torch.cuda
     only = _Stream()
     cuda.Stream, cuda.Event = _Stream, _Event
@@ -179,14 +167,14 @@ def _timeless_streams() -> None:
 
 
 def _host_if_device(argument: Any) -> Any:
-    """An argument of `Tensor.to`: a number there is not a device."""
+    """Return an argument of `Tensor.to` for the host. A number is not a device there."""
     if isinstance(argument, (torch.device, str)):
         return _host(argument)
     return argument
 
 
 def _host(device: Any) -> Any:
-    """`device` with every way to say CUDA (name, number, torch.device) turned into the host."""
+    """Return the host for a CUDA device (by name, number or torch.device), and other values unchanged."""
     if isinstance(device, torch.device):
         return CPU if device.type == "cuda" else device
     if isinstance(device, str):
@@ -196,8 +184,8 @@ def _host(device: Any) -> Any:
     return device
 
 
-class _HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Sends what is meant for a GPU to host memory, in every torch function and tensor method."""
+class HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Torch function mode that places tensors meant for a GPU in host memory."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -212,22 +200,22 @@ class _HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             args = tuple(map(_host_if_device, args))
         result = func(*args, **kwargs)
         if name == "type" and isinstance(result, str) and args[0].device.type != "meta":
-            # Megatron's optimizers ask a parameter for its type by name, and know only those on CUDA.
+            # Megatron's optimizers read the name of a parameter's type, and know only CUDA types.
             return result.replace("torch.", "torch.cuda.")
         return result
 
 
-# --- What of Megatron and of torch's CUDA builds is in the way
-# --------------------------------------------------------
+# --- Parts of Megatron and of torch's CUDA builds that need a GPU -----------------------------------------------------
 
 
-def _patch_megatron() -> None:
+def install_megatron() -> None:
+    """Replace what uses the C++ code of torch's CUDA builds."""
     random = importlib.import_module("megatron.core.tensor_parallel.random")
-    # These two reach into torch's C++ CUDA generators.
+    # These two use torch's CUDA generators in C++.
     random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()  # type: ignore[attr-defined]
     random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)  # type: ignore[attr-defined]
 
-    # MoE's token dispatcher turns the split sizes into numbers only where they come from a GPU.
+    # MoE's token dispatcher turns split sizes into numbers only if they come from a GPU.
     for name in ("moe_utils", "token_dispatcher"):
         module = importlib.import_module(f"megatron.core.transformer.moe.{name}")
         module.maybe_move_tensor_to_cpu = _split_sizes  # type: ignore[attr-defined]
@@ -244,10 +232,10 @@ def _patch_megatron() -> None:
 
 
 def _attend_with_other_widths(attention: Any) -> None:
-    """Let Megatron's own attention serve multi-latent attention, whose keys and values have widths of their own.
+    """Let Megatron's own attention serve multi-latent attention, whose keys and values have their own widths.
 
-    The layer passes the widths as Transformer Engine's attention takes them. Megatron's computes any widths, and only
-    the width of its output has to be that of the values.
+    The layer passes the widths to the constructor, as Transformer Engine's attention takes them. Megatron's attention
+    computes any widths; only the width of its output must be set to the width of the values.
     """
     initialize = attention.__init__
 
@@ -263,13 +251,13 @@ def _attend_with_other_widths(attention: Any) -> None:
 
 
 def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
-    """Let the distributed optimizer load a checkpoint where Adam is torch's, for lack of Transformer Engine and APEX.
+    """Let the distributed optimizer load a checkpoint with torch's Adam, without Transformer Engine and APEX.
 
-    Four faults of Megatron are in the way. It reads the step number from Adam's state, which torch fills only at the
-    first step: an assertion fails at every load. A load leaves all parameters with one and the same step tensor, of a
-    stale number, which each of them then increments: Adam's bias correction and the losses leave their course. The
-    fully reshardable format holds no step for a parameter, and its loader fails for lack of one. And in fp32 the
-    loader of the other format writes into a view of a parameter while gradients are recorded.
+    Megatron has four faults there. It reads the step number from Adam's state, which torch fills only at the first
+    step, so an assertion fails at every load. After a load all parameters share one step tensor with a stale number,
+    which each of them increments, so Adam's bias correction and the losses differ. The fully reshardable format has no
+    step for each parameter, but its loader requires one. In fp32 the loader of the other format writes into a view of a
+    parameter while gradients are recorded.
     """
     state_dict, load_state_dict = distributed_optimizer.state_dict, distributed_optimizer.load_state_dict
 

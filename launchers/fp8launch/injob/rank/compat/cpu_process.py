@@ -1,4 +1,4 @@
-"""Flags and variables that a training process on a machine without a GPU needs; standard library only."""
+"""Flags and variables that a training process needs on a machine without a GPU. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
-# Megatron's defaults that only a GPU can keep: fused kernels, NCCL, Transformer Engine.
+# They replace defaults of Megatron that need a GPU: fused kernels, NCCL, Transformer Engine.
 FLAGS = (
     ("--transformer-impl", "local"),
     ("--distributed-backend", "gloo"),
@@ -18,11 +18,11 @@ FLAGS = (
 
 
 def missing_flags(argv: list[str]) -> list[str]:
-    """The flags that Megatron's arguments lack for a CPU; a flag with another value counts as missing."""
+    """Return the flags that the arguments lack for a CPU; a flag with another value counts as missing."""
     words: list[str] = []
     for argument in argv:
         words += argument.split("=", 1)
-    following = dict(pairwise([*words, None]))  # of a flag that is repeated, the last value
+    following = dict(pairwise([*words, None]))  # if a flag is repeated, its last value counts
     missing = []
     for flag, value in FLAGS:
         if value is None:
@@ -36,8 +36,8 @@ def missing_flags(argv: list[str]) -> list[str]:
 def cover() -> None:
     """Set the variables, also for processes that Megatron starts afresh (checkpoint writers).
 
-    Python imports `sitecustomize` at the start of every process; ours waits until the child imports Megatron, so that
-    the many helpers that never do cost nothing. An image's own sitecustomize does not run in those children.
+    Python imports `sitecustomize` at the start of every process. Ours waits until the process imports Megatron, so that
+    the many helpers that never do cost nothing. An image's own sitecustomize does not run in these processes.
     """
     folder = str(Path(__file__).resolve().with_name("child"))
     path = os.environ.get("PYTHONPATH")
@@ -47,5 +47,5 @@ def cover() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # torch.compile would compile Megatron's small fused functions with a C++ compiler that may not be there.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # Megatron's validators want it for a Hopper GPU with tensor or context parallelism; it means nothing here.
+    # Megatron's validators require it for Hopper GPUs with tensor or context parallelism; it has no effect here.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

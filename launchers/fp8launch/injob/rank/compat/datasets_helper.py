@@ -1,9 +1,9 @@
-"""Megatron's compiled dataset index helper, where the wheel's own way to compile it cannot work.
+"""Provide Megatron's compiled dataset helper, which its wheels cannot compile.
 
-Megatron runs `make` next to `megatron/core/datasets/helpers.cpp` at every start and exits 1 if that fails. The wheels
-carry the compiled helper but no Makefile, so that step kills every run from a wheel although nothing needs compiling.
-Here it is skipped when the helper imports; else the helper is compiled into a cache folder, since site-packages may
-be read-only.
+Megatron runs `make` next to `megatron/core/datasets/helpers.cpp` at every start and exits with 1 if that fails. The
+wheels contain the compiled helper but no Makefile, so this step ends every run from a wheel although there is nothing
+to compile. Here the step is skipped if the helper can be imported. Otherwise the helper is compiled into a cache
+folder, because site-packages may be read-only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HELPER = "megatron.core.datasets.helpers_cpp"
 
 
 class HelperProblem(Exception):
-    """The helper is missing and cannot be compiled; the message says what is lacking."""
+    """The helper is missing and cannot be compiled; the message says why."""
 
 
 def install() -> None:
-    """Make the helper importable in this process and turn Megatron's own compile step into a check.
+    """Make the helper importable in this process, and skip Megatron's own step. Raises HelperProblem.
 
-    Every process calls this; on each node the first one compiles, the others wait for it. Raises HelperProblem.
+    Every process calls this. On each node the first one compiles, and the others wait for it.
     """
     utils = importlib.import_module("megatron.core.datasets.utils")
     datasets = importlib.import_module("megatron.core.datasets")
@@ -41,7 +41,7 @@ def install() -> None:
         datasets.__path__.append(str(built.parent))
         importlib.invalidate_caches()
         importlib.import_module(HELPER)
-    # Megatron looks the function up at its call, in rank 0 alone.
+    # Megatron looks the function up when it calls it, in rank 0 only.
     setattr(utils, "compile_helpers", lambda: None)  # noqa: B010 (mypy knows no such name in a module found by name)
 
 
@@ -54,9 +54,9 @@ def _importable() -> bool:
 
 
 def _build(source: Path) -> Path:
-    """Compile `source` once per content, Python and machine; returns the extension module's file."""
+    """Compile `source` once per content, Python and machine. Return the file of the extension module."""
     if not source.is_file():
-        raise HelperProblem(f"Megatron's dataset helper is not compiled and its source is not there: {source}")
+        raise HelperProblem(f"Megatron's dataset helper is not compiled and its source is missing: {source}")
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     key = hashlib.sha256(source.read_bytes() + suffix.encode()).hexdigest()[:16]
     target = _cache_folder() / key / f"helpers_cpp{suffix}"
@@ -76,7 +76,7 @@ def _compile(source: Path, target: Path) -> None:
     python_headers = Path(sysconfig.get_paths()["include"])
     if not (python_headers / "Python.h").is_file():
         raise HelperProblem(f"Megatron's dataset helper must be compiled, but Python.h is not in {python_headers}")
-    # Written under another name first: a reader, or a second node on a shared home, never sees half a file.
+    # Written under another name first, so that no process, such as one on another node, sees a partial file.
     partial = target.with_name(f".{os.uname().nodename}.{os.getpid()}.so")
     command = [compiler, "-O3", "-Wall", "-shared", "-std=c++17", "-fPIC", "-fdiagnostics-color=never"]
     command += [f"-I{path}" for path in (python_headers, _pybind11_headers())]
@@ -89,7 +89,7 @@ def _compile(source: Path, target: Path) -> None:
 
 
 def _pybind11_headers() -> Path:
-    """The pybind11 package's headers, else those that torch carries for its own extensions."""
+    """Return the headers of the package pybind11, else torch's copy."""
     try:
         return Path(importlib.import_module("pybind11").get_include())
     except ImportError:
@@ -115,7 +115,7 @@ def _cache_folder() -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as handle:
-        # On a file system without locks every process compiles, and the rename makes that harmless.
+        # On a file system without locks every process compiles, which the rename makes harmless.
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Names that Megatron imports and this Python lacks; standard library only, must run before Megatron is imported."""
+"""Make Megatron run on Python 3.11, and set arguments without a usable default. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import typing
 
 
 def install() -> None:
-    """Megatron's wheels ask for Python 3.12; what its 0.17-0.19 code misses on 3.11 is one decorator.
+    """Let Python 3.11 import Megatron. Call this before anything imports it.
 
-    `typing.override` (3.12) only marks a method, so the identity is a full replacement.
+    Megatron's wheels require Python 3.12, but the code of 0.17 to 0.19 only lacks `typing.override` on 3.11. That
+    decorator marks a method and does nothing else.
     """
     if not hasattr(typing, "override"):
         typing.override = lambda method, /: method  # type: ignore[attr-defined, unused-ignore]
 
 
 def defaults(argv: list[str]) -> list[str]:
-    """Arguments whose default Megatron lost and cannot do without.
+    """Return arguments for which Megatron has no usable default.
 
-    `--eval-interval` was 1000 until 0.15. Since then it is None, which a run divides by at its start, even one that
-    never evaluates.
+    `--eval-interval` defaulted to 1000 until 0.15. Since then the default is None, by which every run divides at its
+    start, even if it never evaluates.
     """
     if any(argument.split("=", 1)[0] == "--eval-interval" for argument in argv):
         return []

@@ -1,8 +1,8 @@
-"""Import Megatron where triton is not installed.
+"""Import Megatron if triton is not installed.
 
-torch for CPUs comes without triton, and Megatron 0.18 and 0.19 import it unguarded in one module on the way to every
-model: the one that holds the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels
-refuse to run. A stand-in for all would make torch and the rest of Megatron believe that triton is there.
+torch for CPUs comes without triton, which Megatron 0.18 and 0.19 import unconditionally in one module that every model
+needs: the module with the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels refuse to
+run. With a stand-in for all modules, torch and the rest of Megatron would assume that triton is installed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-# 0.19, 0.18
+# The module's name in 0.19 and in 0.18.
 MODULES = ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.transformer.moe.paged_stash")
 
 
 class _Kernel:
-    """The stand-in for a function under `@triton.jit`: it cannot be launched, or its launch does nothing."""
+    """Stands in for a function under `@triton.jit`. It cannot be launched, or its launch does nothing."""
 
     launches_do_nothing = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self  # as a decorator with arguments
+        return self  # a decorator with arguments
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -36,11 +36,11 @@ class _Kernel:
     def __getitem__(self, grid: Any) -> Any:
         if _Kernel.launches_do_nothing:
             return lambda *args, **kwargs: None
-        raise RuntimeError("a triton kernel was called, but there is no triton here (no GPU)")
+        raise RuntimeError("a triton kernel was launched, but triton is not installed (no GPU)")
 
 
 class _Triton(types.ModuleType):
-    """Enough of triton and triton.language for decorators and annotations at a module's top level."""
+    """The parts of triton and triton.language that decorators and annotations at the top of a module use."""
 
     __version__ = "3.5.0"
 
@@ -59,7 +59,7 @@ class _Triton(types.ModuleType):
 
 
 def _import(name: str, names: Any = None, local: Any = None, wanted: Sequence[str] = (), level: int = 0) -> Any:
-    # `from .triton.x import y` is of a package's own folder.
+    # `from .triton.x import y` names a package's own folder.
     if level == 0 and name.split(".")[0] == "triton":
         return _Triton("triton")
     return builtins.__import__(name, names, local, wanted, level)
@@ -93,10 +93,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install(packages: tuple[str, ...] = (), launches_do_nothing: bool = False) -> None:
-    """Do nothing where triton is installed.
+    """Provide the stand-in, unless triton is installed.
 
-    All modules whose names begin as one of `packages` see the stand-in too. With `launches_do_nothing` a kernel leaves
-    its outputs as they were allocated, for those who look at shapes only.
+    Modules whose names begin with one of `packages` see it, too. With `launches_do_nothing` a kernel leaves its outputs
+    as they were allocated, for callers that only look at shapes.
     """
     _Kernel.launches_do_nothing = launches_do_nothing
     if importlib.util.find_spec("triton") is None:

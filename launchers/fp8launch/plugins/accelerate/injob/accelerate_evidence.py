@@ -1,4 +1,4 @@
-"""What `accelerate_train.py` prints: iterations as Megatron prints them, FP8 modules, and how weights are sharded."""
+"""The output of `accelerate_train.py`: iterations in Megatron's format, FP8 modules, and how weights are sharded."""
 
 # mypy: disable-error-code="import-not-found, import-untyped"
 
@@ -17,9 +17,9 @@ MIB = 2**20
 
 
 def sharding_of(args: argparse.Namespace, model: Any, optimizer: Any, parameters: int) -> dict[str, Any]:
-    """What was asked for, what is in effect, and how many elements each rank holds, of `parameters` in all.
+    """Return the requested and the actual sharding, and the number of elements on each rank, of `parameters` in total.
 
-    The optimizer's elements are those of its first moments, after its first step. Every rank calls this.
+    The optimizer's elements are counted by its first moments, after its first step. All ranks must call this.
     """
     import torch
 
@@ -49,7 +49,7 @@ def sharding_of(args: argparse.Namespace, model: Any, optimizer: Any, parameters
 
 
 def held(tensor: Any) -> int:
-    """Elements of a tensor on this rank: FSDP2's tensors have a local part, and ZeRO 3 keeps its part beside them."""
+    """Count the elements of a tensor on this rank. FSDP2 has a local part in the tensor, ZeRO 3 keeps it separately."""
     if hasattr(tensor, "ds_tensor"):
         return int(tensor.ds_tensor.numel())
     if hasattr(tensor, "to_local"):
@@ -58,7 +58,7 @@ def held(tensor: Any) -> int:
 
 
 def in_effect(model: Any) -> str:
-    """How the prepared model is sharded, by what it has become."""
+    """Return how the prepared model is sharded, judged by its type."""
     from torch.distributed.fsdp import FSDPModule
     from torch.nn.parallel import DistributedDataParallel
 
@@ -72,7 +72,7 @@ def in_effect(model: Any) -> str:
 
 
 def precision_of(args: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """How many linears ran in FP8, in the terms of fp8launch's probe."""
+    """Return how many linear layers ran in FP8, in the format of fp8launch's probe."""
     import torch
 
     asked = {"fp8": args.fp8_format, "fp8_recipe": args.fp8_recipe, "num_layers": args.num_layers,
@@ -115,9 +115,9 @@ def fp8_of(module: Any, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def reason(args: argparse.Namespace, head: bool, te_linear: bool) -> str | None:
-    """Why a linear layer did not run in FP8; None if there is no reason."""
+    """Return why a linear layer did not run in FP8, or None if it did."""
     if not args.fp8_format:
-        return "FP8 is not asked for"
+        return "FP8 was not requested"
     if args.fp8_library != "torchao" or te_linear:
         return None
     if head:

@@ -36,14 +36,15 @@ def model_for(args: argparse.Namespace, device: Any) -> Any:
         attn_implementation="sdpa",
         use_cache=False,
     )
-    # In fp32, which become the master weights: Accelerate's own upcast of bf16 ones fails for torchao's FP8 weights
-    # (FSDP2: "expects uniform original parameter dtype"). On the device: a CPU takes minutes for 8 billion weights.
+    # Weights are created in fp32 and become the master weights, because Accelerate's upcast of bf16 weights fails with
+    # torchao's FP8 (FSDP2: "expects uniform original parameter dtype"). They are created on the device, because a CPU
+    # takes minutes for 8 billion.
     with device:
         return LlamaForCausalLM._from_config(config, dtype=torch.float32)
 
 
 def zero_config(args: argparse.Namespace, micro_batches: int) -> dict[str, Any]:
-    """DeepSpeed's configuration, with the communication that its documentation recommends."""
+    """Return DeepSpeed's configuration, with the communication settings that its documentation recommends."""
     return {
         "train_micro_batch_size_per_gpu": args.micro_batch_size,
         "gradient_accumulation_steps": micro_batches,
@@ -61,13 +62,13 @@ def zero_config(args: argparse.Namespace, micro_batches: int) -> dict[str, Any]:
 
 
 def fp8_handler(args: argparse.Namespace, on_cpu: bool) -> Any:
-    """What tells Accelerate the library and the recipe of FP8."""
+    """Return Accelerate's settings for the FP8 library and recipe."""
     if args.fp8_library == "torchao":
         from accelerate.utils import AORecipeKwargs
         from torchao.float8 import Float8LinearConfig
 
         config = Float8LinearConfig.from_recipe_name(args.fp8_recipe)
-        # Without tensor cores torchao computes the products of the rounded values in fp32.
+        # Without FP8 tensor cores, torchao multiplies the rounded values in fp32.
         values = {name: getattr(config, name) for name in config.__dataclass_fields__}
         values |= {"enable_fsdp_float8_all_gather": args.fp8_param_gather, "emulate": on_cpu}
         return AORecipeKwargs(config=Float8LinearConfig(**values))
@@ -98,7 +99,7 @@ def accelerator_for(args: argparse.Namespace, micro_batches: int, on_cpu: bool) 
         options["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2,
             reshard_after_forward=switched("PEER_RESHARD"),
-            cpu_ram_efficient_loading=False,  # torchao's weights cannot be loaded so
+            cpu_ram_efficient_loading=False,  # torchao's weights cannot be loaded this way
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
         )
@@ -167,7 +168,7 @@ def prepared(args: argparse.Namespace, accelerator: Any, model: Any) -> tuple[An
 
 
 def attention(on_cpu: bool) -> Any:
-    """torch's attention kernels, the wanted one first; the others stay for shapes that it refuses."""
+    """Return torch's attention kernels, the requested one first. The others serve shapes that it refuses."""
     if on_cpu:
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel

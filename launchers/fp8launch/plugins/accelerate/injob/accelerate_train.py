@@ -5,10 +5,10 @@ or in FP8 by torchao or Transformer Engine. Weights and tokens are random. Start
 codes and environment. It prints iteration and memory lines as Megatron does, the FP8 modules, and how many elements of
 weights and optimizer states each rank holds (`fp8launch-sharding: {json}`), so that the same commands read it.
 
-Set up as Accelerate says (examples/torch_native_parallelism/fsdp2_fp8.py and benchmarks/fp8 of 1.15): layers sharded
+The setup follows Accelerate (examples/torch_native_parallelism/fsdp2_fp8.py and benchmarks/fp8 of 1.15): layers sharded
 and compiled one by one, master weights in fp32, compute in bf16, fused AdamW, no activation checkpointing.
-Beyond it: no gradient synchronisation but in the last micro batch, cuDNN's attention first. These variables take that
-back, to see what each is worth:
+In addition, gradients are synchronized in the last micro batch only, and cuDNN's attention comes first. These variables
+revert that, to see what each change is worth:
 
     PEER_ATTENTION=cudnn|flash   which of torch's attention kernels comes first (cudnn)
     PEER_NO_SYNC=1|0             gradients are reduced in the last micro batch only (1): faster, 12 GB more
@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    # Started by path: use the package's full names in imports, never bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import probe, signals, worker
 from fp8launch.injob.rank.compat import cache_folders
+from fp8launch.injob.rank.training_loop import say
 from fp8launch.plugins.accelerate.injob.accelerate_evidence import (
     SHARDING,
     iteration_line,
@@ -51,7 +52,7 @@ from fp8launch.plugins.accelerate.injob.accelerate_setup import (
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
-    """Those of Megatron's arguments that say what is computed, and two of this program."""
+    """Parse the Megatron arguments that define the computation, and two of this program's own."""
     parser = argparse.ArgumentParser(prog="accelerate_train.py", allow_abbrev=False)
     for flag in ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "seq-length",
                  "micro-batch-size", "global-batch-size", "train-iters", "vocab-size"):  # fmt: skip
@@ -81,7 +82,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 
 
 def check_packages(args: argparse.Namespace) -> None:
-    """Stop where a package is not installed that these arguments need."""
+    """Exit if a package that these arguments need is not installed."""
     needed = ["torch", "accelerate", "transformers"]
     if args.sharding in STAGES:
         needed.append("deepspeed")
@@ -102,7 +103,7 @@ def train(args: argparse.Namespace, on_cpu: bool) -> None:
     device, rank = accelerator.device, int(os.environ["RANK"])
     torch.manual_seed(args.seed)
     model = model_for(args, device)
-    # ZeRO 3 divides weights as they are made.
+    # ZeRO 3 divides weights when they are created.
     parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
     model, optimizer = prepared(args, accelerator, model)
     model.train()
@@ -111,12 +112,14 @@ def train(args: argparse.Namespace, on_cpu: bool) -> None:
     for iteration in range(1, args.train_iters + 1):
         profile = None
         if iteration == profiled and rank == 0:
-            profile = started_profile()
+            from fp8launch.plugins.measure.injob.kernel_profile import start_profile
+
+            profile = start_profile()
         began = time.perf_counter()
         loss = step(args, accelerator, model, optimizer, micro_batches, random)
         milliseconds = (time.perf_counter() - began) * 1e3
         if profile is not None:
-            probe._say(probe.KERNELS, {"v": 1, "rank": 0, "iteration": iteration, **profile.stop()})
+            profile.print(iteration)
         if rank == 0:
             print(iteration_line(args, iteration, milliseconds, loss), flush=True)
             if iteration in (1, 2, args.train_iters):
@@ -124,15 +127,15 @@ def train(args: argparse.Namespace, on_cpu: bool) -> None:
         if iteration == 1 and switched("FP8LAUNCH_PROBE"):
             sharding = sharding_of(args, model, optimizer, parameters)
             if rank == 0:
-                probe._say(probe.PROBE, precision_of(args, model))
-                probe._say(SHARDING, sharding)
+                say(probe.PROBE, precision_of(args, model))
+                say(SHARDING, sharding)
     accelerator.end_training()
 
 
 def step(
     args: argparse.Namespace, accelerator: Any, model: Any, optimizer: Any, micro_batches: int, random: Any
 ) -> float:
-    """One optimizer step over all micro batches of this rank; the mean loss, which also waits for the device."""
+    """Run an optimizer step over all micro batches of this rank. Return the mean loss, which waits for the device."""
     import torch
 
     total = torch.zeros((), device=accelerator.device)
@@ -148,19 +151,6 @@ def step(
             optimizer.zero_grad()
         total += loss.detach()
     return float(total) / micro_batches
-
-
-def started_profile() -> Any:
-    """fp8launch's profile of one iteration by kernel, if there is a GPU."""
-    from fp8launch.injob.rank.profile_once import Profile
-
-    profile = Profile()
-    try:
-        profile.start()
-    except RuntimeError as problem:
-        print(f"fp8launch: no profile: {problem}", file=sys.stderr)
-        return None
-    return profile
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
 """One process of a training by Megatron-Bridge: `python bridge.py -- OPTIONS... SECTION.FIELD=VALUE...`
 
-Calls the recipe function that is named, applies the overrides by Bridge's own machinery, and starts Bridge's own
-`pretrain`, in the order of Bridge's own runner (scripts/training/run_recipe.py of 0.6.0). Started like worker.py, after
-the same preparation; exit codes and environment are the same. Nothing needs to be installed beside Bridge.
+Calls the named recipe function, applies the overrides with Bridge's own code, and starts Bridge's own `pretrain`, in
+the order of Bridge's own runner (scripts/training/run_recipe.py of 0.6.0). Started like worker.py, after the same
+preparation; exit codes and environment are the same. Requires no packages in addition to Bridge.
 
-Options: --recipe MODULE:FUNCTION; --arguments NAME=VALUE,..., those of the function, which recipes up to 0.5 have;
---step MODULE:NAME, the forward step; --release, the release that the recipe is of; --model FOLDER, read in place of the
-hub; --resume FOLDER, the run's own checkpoints.
+Options: --recipe MODULE:FUNCTION; --arguments NAME=VALUE,..., for the function (recipes up to 0.5 have arguments);
+--step MODULE:NAME, the forward step; --release, the recipe's release; --model FOLDER, read instead of the hub; --resume
+FOLDER, the run's own checkpoints.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    # Started by path: use the package's full names in imports, never bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import probe, worker
-from fp8launch.injob.rank.compat import absent_packages
 from fp8launch.injob.supervisor import checkpoints
-from fp8launch.plugins.bridge.injob import bridge_release
+from fp8launch.plugins.bridge.injob import absent_packages, bridge_release
 
 _LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
 _HUB = "megatron.bridge.models.conversion.auto_bridge"
@@ -62,7 +61,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE")
-    # torchrun's own parser takes the separator away.
+    # torchrun's own parser removes the separator.
     return parser.parse_intermixed_args([word for word in words if word != "--"])
 
 
@@ -92,7 +91,7 @@ def import_bridge(ours: argparse.Namespace) -> None:
 
 
 def import_modules(modules: Sequence[str]) -> None:
-    """Import what is used of Bridge, without packages that only other models use. Stops where that fails."""
+    """Import the parts of Bridge that the run uses, without packages for other models. Exits if an import fails."""
     absent_packages.install()
     try:
         absent_packages.load_together(modules)
@@ -104,7 +103,7 @@ def import_modules(modules: Sequence[str]) -> None:
 
 
 def find_scripts() -> None:
-    """Let the recipes of releases up to 0.5 be imported, which lie beside the package. Stops where they are missing."""
+    """Make the recipes of releases up to 0.5 importable: they are next to the package. Exits if they are missing."""
     found = bridge_release.installed()
     assert found is not None, "check_bridge stops without it"
     folder = found[0].resolve().parents[2] / "scripts" / "performance"
@@ -142,7 +141,7 @@ def _quoted(path: Path) -> str:
 
 
 def read_model_from(folder: Path) -> None:
-    """Have recipes read this folder's config.json, whatever model of the hub they name."""
+    """Make recipes read this folder's config.json instead of the hub model that they name."""
     if not (folder / "config.json").is_file():
         worker.stop(worker.WRONG_REQUEST, f"bridge.model: {folder} has no config.json")
     bridge: Any = importlib.import_module(_HUB).AutoBridge
@@ -234,7 +233,7 @@ def forward_step(name: str) -> Any:
 
 
 def asked_for(config: Any) -> Any:
-    """What was asked for, by the names of Megatron's arguments, for the probe."""
+    """Return the requested settings by Megatron's argument names, for the probe."""
     values: dict[str, Any] = {}
     for section in (config.ddp, config.mixed_precision, config.model):
         values |= getattr(section, "__dict__", {})

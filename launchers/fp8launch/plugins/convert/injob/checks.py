@@ -1,4 +1,4 @@
-"""A conversion that would lose something is stopped: unmapped parameters, tensors of one side only, other settings."""
+"""Stop a conversion that would lose something: unmapped parameters, tensors on one side only, other settings."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SETTINGS = {
     "moe_router_pre_softmax": "moe_router_pre_softmax",
 }
 _OF_EXPERTS = frozenset(("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax"))
-# Hugging Face tensors that follow from the configuration.
+# Hugging Face tensors that are computed from the configuration.
 _DERIVED = ("rotary_emb.inv_freq",)
 
 
 def refuse_unmapped(source: Any, model: Sequence[Any]) -> set[str]:
-    """Stop where a parameter of Megatron's model has no tensor of Hugging Face's; return the tensors that are used."""
+    """Exit if a parameter of Megatron's model has no Hugging Face tensor. Return the tensors that are used."""
     core: Any = importlib.import_module("megatron.core.utils")
     tasks = source._model_bridge.build_conversion_tasks(source.hf_pretrained, core.unwrap_model(list(model)))
     mapped = [task for task in tasks if task is not None]
@@ -67,7 +67,7 @@ def refuse_unmapped(source: Any, model: Sequence[Any]) -> set[str]:
 
 
 def unused_tensors(source: Any, used: set[str]) -> list[str]:
-    """Tensors of the Hugging Face model that become no parameter of Megatron's."""
+    """Return the Hugging Face tensors that become no parameter of Megatron's model."""
     config = source.hf_pretrained.config
     tied = bool(getattr(config, "tie_word_embeddings", False))
     found = []
@@ -78,7 +78,7 @@ def unused_tensors(source: Any, used: set[str]) -> list[str]:
 
 
 def refuse_other_tensors(checkpoint: Path, model: Sequence[Any], provider: Any) -> None:
-    """Stop where the checkpoint has tensors that the model lacks: they would be dropped without a word."""
+    """Exit if the checkpoint has tensors that the model lacks, which would be dropped silently."""
     dist: Any = importlib.import_module("megatron.core.dist_checkpointing")
     stored = dist.load_tensors_metadata(str(checkpoint))
     mine: set[str] = set().union(*of_all_ranks(_tensors_of(model)))
@@ -106,7 +106,7 @@ def refuse_other_tensors(checkpoint: Path, model: Sequence[Any], provider: Any) 
 
 
 def _tensors_of(model: Sequence[Any]) -> set[str]:
-    """The names of this rank's tensors in a checkpoint."""
+    """Return the names of this rank's tensors in a checkpoint."""
     mapping: Any = importlib.import_module("megatron.core.dist_checkpointing.mapping")
     utils: Any = importlib.import_module("megatron.core.dist_checkpointing.dict_utils")
     core: Any = importlib.import_module("megatron.core.utils")
@@ -120,7 +120,7 @@ def _tensors_of(model: Sequence[Any]) -> set[str]:
 
 
 def settings_of(provider: Any) -> dict[str, Any]:
-    """What a run must state of the model, by the names of Megatron-LM's arguments."""
+    """Return the model settings that a run must state, by the names of Megatron-LM's arguments."""
     found = {}
     for name, argument in _SETTINGS.items():
         value = getattr(provider, name, None)
@@ -131,7 +131,7 @@ def settings_of(provider: Any) -> dict[str, Any]:
 
 
 def recorded_settings(checkpoint: Path) -> Mapping[str, Any]:
-    """The same of a checkpoint, from Megatron-LM's arguments or from Bridge's configuration in it."""
+    """Return these settings of a checkpoint, from the Megatron-LM arguments or the Bridge configuration in it."""
     run_config = checkpoint / "run_config.yaml"
     if run_config.is_file():
         load: Any = importlib.import_module(LOAD)
@@ -152,7 +152,7 @@ def recorded_settings(checkpoint: Path) -> Mapping[str, Any]:
 
 
 def differences(model: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> list[str]:
-    """Settings that both state, and differently."""
+    """Return the settings that both sides state with different values."""
     found = []
     for name, wanted in model.items():
         there = checkpoint.get(name)

@@ -1,10 +1,10 @@
 """One process of a conversion by Megatron-Bridge: `python convert.py -- DIRECTION OPTIONS...`
 
 DIRECTION is `hf-to-megatron` (a Hugging Face model becomes a torch_dist checkpoint without optimizer state, iteration
-0) or `megatron-to-hf`. Bridge's AutoBridge makes the model and moves the weights. What is written lies beside --out
-under another name until it is whole. Started like worker.py, after the same preparation, with the same exit codes.
+0) or `megatron-to-hf`. Bridge's AutoBridge creates the model and moves the weights. The output is next to --out
+under another name until it is complete. Started like worker.py, after the same preparation, with the same exit codes.
 
-A conversion that would lose something without a word is refused: parameters that Bridge does not map, tensors that one
+A conversion that would lose something silently is refused: parameters that Bridge does not map, tensors that one
 side lacks, and settings without a shape (RoPE's base, the norm's epsilon) that differ.
 """
 # mypy: disable-error-code="import-not-found"
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    # Started by path: use the package's full names in imports, never bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.ownership import foreign_owner, leads_elsewhere
@@ -53,13 +53,13 @@ from fp8launch.plugins.convert.injob.output import begin_output, finish_output, 
 
 TO_MEGATRON, TO_HF = DIRECTIONS = ("hf-to-megatron", "megatron-to-hf")
 _SAVE = "megatron.bridge.training.model_load_save"
-# Files of a Hugging Face model beside its weights and configuration.
+# Files of a Hugging Face model other than its weights and configuration.
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "*.tiktoken", "chat_template*")
 _COPIED = (*_TOKENIZER, "config.json", "generation_config.json", "*.py")
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    """The direction and its options."""
+    """Parse the direction and its options."""
     parser = argparse.ArgumentParser(prog="convert.py", allow_abbrev=False)
     parser.add_argument("direction", choices=DIRECTIONS)
     parser.add_argument("--model", required=True, help="folder or name on the hub")
@@ -69,12 +69,12 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--fingerprint", default="", help="kept in the record")
     for name in ("tp", "pp", "ep"):
         parser.add_argument(f"--{name}", type=int, default=1)
-    # torchrun's own parser takes the separator away.
+    # torchrun's own parser removes the separator.
     return parser.parse_args([word for word in words if word != "--"])
 
 
 def to_megatron(source: Any, model: list[Any], folder: Path, model_name: str) -> dict[str, Any]:
-    """Write the weights as a checkpoint of iteration 0, with Bridge's configuration; return what the record adds."""
+    """Write a checkpoint of iteration 0 with Bridge's configuration. Return additions to the record."""
     unused = unused_tensors(source, refuse_unmapped(source, model))
     if unused and rank() == 0:
         print(
@@ -92,7 +92,7 @@ def to_megatron(source: Any, model: list[Any], folder: Path, model_name: str) ->
 
 
 def to_hf(source: Any, model: list[Any], checkpoint: Path, folder: Path, model_name: str, provider: Any) -> None:
-    """Load a checkpoint into the model, and write it as Hugging Face does."""
+    """Load a checkpoint into the model, and write it in Hugging Face's format."""
     different = differences(settings_of(provider), recorded_settings(checkpoint))
     if different:
         worker.stop(worker.WRONG_REQUEST, f"{checkpoint} is not of this model: {'; '.join(different)}")
@@ -103,7 +103,7 @@ def to_hf(source: Any, model: list[Any], checkpoint: Path, folder: Path, model_n
     if not place.is_dir():
         source.save_hf_pretrained(model, str(folder), show_progress=False)
         return
-    # Bridge would load the tokenizer and save it again, which fails without one, or changes its files.
+    # Bridge would load and save the tokenizer, which fails without one and may change its files.
     if rank() == 0:
         for file in files_to_copy(place):
             shutil.copyfile(str(file), str(folder / file.name))
@@ -112,9 +112,9 @@ def to_hf(source: Any, model: list[Any], checkpoint: Path, folder: Path, model_n
 
 
 def files_to_copy(model: Path) -> list[Path]:
-    """Return a model's files beside its weights; programs of another user are left out, with a warning.
+    """Return a model's files other than its weights. Another user's programs are left out, with a warning.
 
-    Stops at a link of another user to a file that is not theirs: it may be private, and the output may be published.
+    Exits at another user's link to a file that is not theirs: it may be private, and the output may be published.
     """
     copied = []
     for file in sorted(filter(Path.is_file, _files(model, _COPIED))):
@@ -134,12 +134,12 @@ def files_to_copy(model: Path) -> list[Path]:
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> set[Path]:
-    """What in a folder has a name of one of the patterns."""
+    """Return the files in a folder that match one of the patterns."""
     return set(chain.from_iterable(map(folder.glob, patterns)))
 
 
 def state_dtype(config: Path, dtype: Any) -> None:
-    """Write the type of the weights into a model's config.json, where transformers looks for it."""
+    """Write the data type of the weights into a model's config.json, where transformers reads it."""
     stated = json.loads(config.read_text())
     key = "dtype"
     if "torch_dtype" in stated:

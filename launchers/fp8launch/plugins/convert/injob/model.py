@@ -1,4 +1,4 @@
-"""The model of a conversion: Hugging Face's as AutoBridge opens it, and Megatron's on this rank."""
+"""The two models of a conversion: Hugging Face's, opened by AutoBridge, and Megatron's on this rank."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def open_model(name: str, with_weights: bool) -> Any:
-    """AutoBridge for a Hugging Face model. Stops where it cannot be read or Bridge does not support it."""
+    """Return AutoBridge for a Hugging Face model. Exits if it cannot be read or is not supported."""
     auto: Any = importlib.import_module(HUB).AutoBridge
     transformers: Any = importlib.import_module("transformers")
     try:
@@ -35,13 +35,13 @@ def open_model(name: str, with_weights: bool) -> Any:
 
 
 def has_weights(model: str) -> bool:
-    """Whether a model has weights to read: a folder with safetensors, or a name on the hub."""
+    """Return whether a model has weights: it is a folder with safetensors, or a name on the hub."""
     folder = Path(model)
     return not folder.is_dir() or any(folder.glob("*.safetensors"))
 
 
 def dtype_of(source: Any, stated: str | None) -> Any:
-    """The type of the converted weights: the stated one, else the model's own, else bfloat16."""
+    """Return the data type of the converted weights: the stated one, else the model's, else bfloat16."""
     import torch
 
     if stated is not None:
@@ -56,7 +56,7 @@ def dtype_of(source: Any, stated: str | None) -> Any:
 
 
 def provider_of(source: Any, ours: argparse.Namespace, dtype: Any, load: bool) -> Any:
-    """Bridge's configuration of the model, divided as asked."""
+    """Return Bridge's configuration of the model with the requested layout."""
     import torch
 
     provider = source.to_megatron_provider(load_weights=load)
@@ -72,12 +72,12 @@ def provider_of(source: Any, ours: argparse.Namespace, dtype: Any, load: bool) -
 
 @contextlib.contextmanager
 def without_gpu(provider: Any) -> Iterator[None]:
-    """Build layers of torch's own modules meanwhile; afterwards the configuration is Bridge's again, for the record."""
+    """Build layers from torch's own modules inside this context. Afterwards the configuration is Bridge's again."""
     default: Any = importlib.import_module(bridge.PROVIDER).default_layer_spec
     if getattr(provider, "transformer_layer_spec", None) is not default:
         worker.stop(
             worker.MACHINE_LACKS,
-            f"{type(provider).__name__} has layers of its own, which need Transformer Engine: convert on a GPU",
+            f"{type(provider).__name__} has its own layers, which need Transformer Engine: convert on a GPU",
         )
     names = ("transformer_layer_spec", *bridge.ON_CPU)
     before = {name: getattr(provider, name) for name in names if hasattr(provider, name)}
@@ -91,10 +91,10 @@ def without_gpu(provider: Any) -> Iterator[None]:
 
 
 def build(provider: Any, device: str) -> list[Any]:
-    """The model's parts on this rank, with the weights that the provider loads."""
+    """Return the model's parts on this rank, with the weights that the provider loads."""
     import torch
 
-    # Bridge sends weights between GPUs by NCCL, from memory of the GPU: its mappings allocate what they receive there.
+    # Bridge sends weights between ranks through NCCL, so its mappings allocate receive buffers on the GPU.
     on_host = device == "cpu"
     backend = "gloo"
     if not on_host:

@@ -1,4 +1,4 @@
-"""The output of a conversion, which all ranks write: whole or not at all."""
+"""The output of a conversion, which all ranks write atomically."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fp8launch.injob.supervisor import checkpoints
 
 
 def unfinished(out: Path) -> Path:
-    """Where this job writes until the output is whole; another job writes elsewhere."""
+    """Return the folder in which this job writes until the output is complete. Other jobs use other folders."""
     job = os.environ.get("SLURM_JOB_ID") or f"{os.uname().nodename}-{os.environ['MASTER_PORT']}"
     return out.with_name(f".{out.name}.{job}.unfinished")
 
 
 def begin_output(out: Path) -> Path:
-    """Make the folder to write to. Stops where the output exists."""
+    """Create the folder to write to. Exits if the output exists."""
     folder = unfinished(out)
     if rank() == 0:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -33,7 +33,7 @@ def begin_output(out: Path) -> Path:
 
 
 def finish_output(folder: Path, out: Path, record: Mapping[str, Any]) -> None:
-    """Write the record, then give the output its name."""
+    """Write the record, then rename the output."""
     wait_for_all()
     if rank() == 0:
         with (folder / checkpoints.CONVERSION_RECORD).open("w") as file:
@@ -53,14 +53,14 @@ def rank() -> int:
 
 
 def wait_for_all() -> None:
-    """Return when every rank is here."""
+    """Wait for all ranks."""
     import torch
 
     torch.distributed.barrier()
 
 
 def of_all_ranks(value: Any) -> list[Any]:
-    """The value of each rank."""
+    """Return the value of each rank."""
     import torch
 
     found: list[Any] = [None] * torch.distributed.get_world_size()

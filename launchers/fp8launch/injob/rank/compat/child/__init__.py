@@ -1,1 +1,1 @@
-"""On PYTHONPATH of the processes below a CPU training process. A package only so that it is shipped with the rest."""
+"""On PYTHONPATH of a CPU training process's child processes. It is a package only so that it is shipped."""

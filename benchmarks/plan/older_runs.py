@@ -1,0 +1,49 @@
+"""Published results of older releases as Megatron's arguments: the recipes of older_runs.yaml.
+
+Half of them, chosen by a hash of their names, served to fit the terms of the speed model; the others are held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from published_runs import Run
+
+from fp8launch.check.resolved_run import resolve_run
+from fp8launch.job.prepared import prepare
+from fp8launch.megatron.flops import flops_per_token
+
+FILE = Path(__file__).resolve().parent / "older_runs.yaml"
+
+
+@dataclass(frozen=True)
+class OlderRun:
+    """A published result, with the release of its software and whether it is held out."""
+
+    run: Run
+    release: str
+    held_out: bool
+
+
+def older_runs() -> Iterator[OlderRun]:
+    """Yield all results, in the order of the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        for row in yaml.safe_load(FILE.read_text()):
+            file = Path(folder) / f"{row['name']}.yaml"
+            file.write_text(yaml.safe_dump({"name": row["name"], **row["recipe"]}))
+            run = resolve_run(prepare(str(file)))
+            args = dict(run.arguments)
+            speed = row.get("tokens_per_s_per_gpu")
+            if speed is None:
+                flops = flops_per_token(args)
+                assert flops is not None
+                speed = row["tflops_per_gpu"] * 1e12 / flops
+            world, batch = run.layout.world, run.layout.global_batch
+            held_out = int(hashlib.sha256(row["name"].encode()).hexdigest(), 16) % 2 == 1
+            result = Run(row["name"], row["family"], run.gpu.name, world, batch, args, speed)
+            yield OlderRun(result, row["release"], held_out)

@@ -1,0 +1,115 @@
+"""Check runs, or the points of a study, before they are submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from fp8launch import plugin_registry
+from fp8launch.check.checker import CheckResult, check_all
+from fp8launch.check.extra_layers import extra_layers, with_extra_layers
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, errors_in, problems_of
+from fp8launch.job.prepared import Prepared
+from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.grid import Point
+from fp8launch.submit.submit import GridPoint
+
+# Makes the progress bar of a layer from its title and the number of steps.
+Bar = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A point that `--skip-bad` leaves out."""
+
+    point: Point
+    problems: Sequence[Problem]
+
+    @property
+    def reason(self) -> str:
+        codes = dict.fromkeys(problem.code for problem in errors_in(self.problems))
+        return f"fails the check: {', '.join(codes)}"
+
+
+@dataclass(frozen=True)
+class CheckedRuns:
+    """The results of runs, in their order, and further messages: warnings, and what was not checked."""
+
+    results: list[CheckResult]
+    warnings: list[Problem]
+    notes: list[str]
+
+
+def check_before_submission(
+    runs: Sequence[Prepared],
+    cluster: Cluster,
+    scheduler: Scheduler,
+    say: Callable[[str], None],
+    bar: Bar,
+    skip: bool = False,
+    asked: Mapping[str, bool | None] | None = None,
+) -> CheckedRuns:
+    """Check runs that `scheduler` will get. Raises UserError (exit code 1) for errors unless `skip` is set.
+
+    `asked` are the user's choices of layers of plugins; None leaves a layer to the cluster profile.
+    """
+    results = check_all(runs, cluster, say=say, scheduler=scheduler)
+    choices = dict.fromkeys(extra_layers()) if asked is None else asked
+    results = with_extra_layers(runs, results, cluster, choices, say, bar)
+    problems = problems_of(results)
+    if errors_in(problems) and not skip:
+        raise UserError(problems, ANSWER_IS_NO)
+    notes = []
+    # The section of a profile that requests a layer has the name of the layer's option.
+    for option, plugin in plugin_registry.absent("check_layers").items():
+        if getattr(cluster, option, None) is not None:
+            notes.append(f"the cluster profile has `{option}`, and the plugin {plugin} is not active")
+    for result in results:
+        state = result.layers["megatron"]
+        if result.exit_code and state != "ran":
+            notes.append(f"Megatron's own validators did not check this run: {state}")
+        for name in result.extra:
+            if result.ok and result.layers[name] != "ran":
+                notes.append(f"{name} {result.layers[name]}")
+    warnings = [problem for problem in problems if problem.severity == "warning"]
+    return CheckedRuns(results, warnings, list(dict.fromkeys(notes)))
+
+
+def prepare_points(
+    points: Sequence[Point],
+    prepare_point: Callable[[Point], Prepared],
+    skip: bool = False,
+    progress: Callable[[Sequence[Point], str], Iterable[Point]] = lambda points, title: points,
+) -> tuple[list[tuple[Point, Prepared]], list[LeftOut]]:
+    """Prepare points. Raises UserError with the problems of all failing points, unless `skip` leaves them out.
+
+    A single point is never left out.
+    """
+    prepared: list[tuple[Point, Prepared]] = []
+    left_out: list[LeftOut] = []
+    worst = 0
+    for point in progress(points, "reading recipes"):
+        try:
+            prepared.append((point, prepare_point(point)))
+        except UserError as exc:
+            left_out.append(LeftOut(point, exc.problems))
+            worst = max(worst, exc.exit_code)
+    if left_out and (not skip or len(points) == 1):
+        raise UserError(problems_of(left_out), worst)
+    return prepared, left_out
+
+
+def ready_points(
+    prepared: Sequence[tuple[Point, Prepared]], results: Sequence[CheckResult]
+) -> tuple[list[GridPoint], list[LeftOut]]:
+    """Divide checked points into points to submit and points with errors."""
+    ready: list[GridPoint] = []
+    left_out: list[LeftOut] = []
+    for (point, run), result in zip(prepared, results, strict=True):
+        if result.ok:
+            ready.append(GridPoint(point, run, result.as_json(), result.job))
+        else:
+            left_out.append(LeftOut(point, result.problems))
+    return ready, left_out

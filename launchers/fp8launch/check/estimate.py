@@ -1,0 +1,182 @@
+"""Estimate a run before it runs: parameters, memory, cost, and the predictions of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp8launch import plugin_registry
+from fp8launch.check.memory import run_estimate
+from fp8launch.check.resolved_run import ResolvedRun, resolve_run
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.cost import Cost, Throughput, cost
+from fp8launch.megatron.memory import MIB, MemoryEstimate, usable_bytes
+from fp8launch.megatron.parameters import Parameters, parameters
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plugin predicts of a run.
+
+    `fields` are added to the JSON of `estimate`; `print_text` prints the same for readers. The cost is computed from
+    `throughput` if nothing better is known.
+    """
+
+    fields: Mapping[str, Any]
+    print_text: Callable[[], None]
+    throughput: Throughput | None = None
+
+
+# A plugin's function. It returns a prediction, or a sentence that says why there is none.
+Estimator = Callable[[ResolvedRun, MemoryEstimate | None], "Prediction | str"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of a run or of one of its phases.
+
+    `parameters` is None for a model whose parameters are not counted, `memory` if memory is not modelled.
+    `not_predicted` says why each missing prediction is missing, by its field.
+    """
+
+    prepared: Prepared
+    run: ResolvedRun
+    parameters: Parameters | None
+    memory: MemoryEstimate | None
+    cost: Cost
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    not_predicted: Mapping[str, str] = field(default_factory=dict)
+
+
+# Fields of plugins that JSON always has, so that scripts need not know which plugins are active.
+_FIELDS = ("predicted",)
+
+
+def estimate_run(prepared: Prepared, gpu: str | None = None, speed: float | None = None) -> list[Estimate]:
+    """Estimate a run, or each of its phases.
+
+    `gpu` is the GPU that replaces the recipe's, and `speed` a throughput in tokens/s/GPU that the user states.
+    """
+    if not prepared.phases:
+        return [_estimated(prepared, None, gpu, speed)]
+    return [
+        _estimated(part, phase.end - phase.begin, gpu, speed)
+        for part, phase in zip(prepared.parts, prepared.phases, strict=True)
+    ]
+
+
+def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None) -> Estimate:
+    run = resolve_run(prepared)
+    args = {**run.defaults, **run.given}
+    if steps:
+        args["train_iters"] = steps
+    world, batch = run.layout.world, run.layout.global_batch
+    memory = run_estimate(run) if run.is_estimated and run.gpu.memory_gib else None
+    predictions, missing = _predictions(run, memory)
+    throughput = _known_throughput(prepared, gpu, speed)
+    for prediction in predictions.values():
+        throughput = throughput or prediction.throughput
+    costs = cost(args, world, batch, throughput)
+    return Estimate(prepared, run, parameters(args, world), memory, costs, predictions, missing)
+
+
+def _predictions(run: ResolvedRun, memory: MemoryEstimate | None) -> tuple[dict[str, Prediction], dict[str, str]]:
+    found: dict[str, Prediction] = {}
+    missing: dict[str, str] = {}
+    for name in _FIELDS:
+        if name not in plugin_registry.offered("estimates"):
+            missing[name] = f"the plugin {plugin_registry.absent_plugin('estimates', name)} is not active"
+    for name, estimator in plugin_registry.loaded("estimates"):
+        answer = estimator(run, memory)
+        if isinstance(answer, str):
+            missing[name] = answer
+        else:
+            found[name] = answer
+    return found, missing
+
+
+def _known_throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:
+    """Return the throughput that the user states, else the published one if the recipe's GPU is not replaced."""
+    if stated is not None:
+        return Throughput(stated, "stated by --tokens-per-second-per-gpu", known=True)
+    reference = prepared.loaded.recipe.reference
+    if reference is None or what_if is not None:
+        return None
+    basis = f"published for {reference.gpus} GPUs: {reference.source}"
+    return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+
+
+def as_json(prepared: Prepared, each: list[Estimate]) -> dict[str, Any]:
+    """Return the JSON of an estimate.
+
+    A run with phases is described by the phase that needs most memory, the cost of all phases, and each phase.
+    """
+    phases = list(map(_as_json, each))
+    if not prepared.phases:
+        return phases[0]
+    fullest = max(phases, key=_needed_mib)
+    found = dict(fullest)
+    for name in ("steps", "tokens", "gpu_hours"):
+        values = [one[name] for one in phases]
+        found[name] = None if None in values else sum(values)
+    found["gpu_hours_at_most"] = prepared.gpu_hours_at_most
+    found["phases"] = []
+    for phase, one in zip(prepared.phases, phases, strict=True):
+        found["phases"].append({"name": phase.name, "begin": phase.begin, "end": phase.end, **one})
+    return found
+
+
+def _needed_mib(one: dict[str, Any]) -> int:
+    return int(one["memory"]["total_mib"]) if one["memory"] else 0
+
+
+def _as_json(one: Estimate) -> dict[str, Any]:
+    prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
+    predicted: dict[str, Any] = {"terms": None}
+    for name in _FIELDS:
+        predicted |= {name: None, f"{name}_reason": one.not_predicted.get(name)}
+    for prediction in one.predictions.values():
+        predicted |= prediction.fields
+    return {
+        "recipe": prepared.loaded.recipe.name,
+        "gpu": run.gpu.name,
+        "gpus": run.layout.world,
+        "parameters": counted
+        and {
+            "total": counted.total,
+            "active": counted.active,
+            "active_without_embedding": counted.multiplied,
+            "per_stage": list(counted.per_stage),
+            "padded_vocab": counted.padded_vocab,
+        },
+        "memory": memory
+        and {
+            "device_mib": round(run.gpu.memory_gib * 1024),
+            "limit_mib": round(usable_bytes(run.gpu) / MIB),
+            "fits": memory.fits(run.gpu),
+            "peak_allocated_mib": round(memory.peak / MIB),
+            "total_mib": round(memory.total / MIB),
+            "uncertainty": memory.uncertainty,
+            "stage": memory.stage,
+            "stages": memory.stages,
+            "terms": [
+                {"name": t.name, "bytes": round(t.bytes), "certainty": t.certainty, "note": t.note}
+                for t in memory.terms
+            ],
+        },
+        **predicted,
+        "flop_per_token": costs.flops_per_token,
+        "tokens_per_step": costs.tokens_per_step,
+        "steps": costs.steps,
+        "tokens": costs.tokens,
+        "throughput": costs.throughput
+        and {
+            "tokens_per_s_per_gpu": costs.throughput.tokens_per_s_per_gpu,
+            "basis": costs.throughput.basis,
+            "known": costs.throughput.known,
+        },
+        "step_time_ms": costs.step_time_s and costs.step_time_s * 1000,
+        "gpu_hours": costs.gpu_hours,
+        "gpu_hours_at_most": prepared.gpu_hours_at_most,
+    }

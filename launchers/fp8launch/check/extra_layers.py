@@ -1,0 +1,113 @@
+"""Layers of the check that plugins add. They run on request, after the core's layers and on runs without errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from fp8launch import plugin_registry
+from fp8launch.check.checker import CheckResult
+from fp8launch.cluster.profile import Cluster
+from fp8launch.job.prepared import Prepared
+
+# Given the number of steps, a context whose value is called at the end of each step.
+Progress = Callable[[int], AbstractContextManager[Callable[[], None]]]
+
+
+def no_progress(steps: int) -> AbstractContextManager[Callable[[], None]]:
+    return nullcontext(lambda: None)
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """What a layer extends.
+
+    `results` belong to `runs`, one each. `asked_by` names the option or the profile field that requests the layer.
+    """
+
+    runs: Sequence[Prepared]
+    results: Sequence[CheckResult]
+    cluster: Cluster
+    say: Callable[[str], None]
+    progress: Progress
+    asked_by: str
+
+
+def _no_profile(run: Prepared, cluster: Cluster) -> bool:
+    return False
+
+
+def _no_notes(reports: Sequence[Any]) -> Sequence[str]:
+    return []
+
+
+def _no_verdict(reports: Sequence[Any]) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class ExtraLayer:
+    """A layer of a plugin. The name under which the plugin adds it is the option: `rehearse` for `--rehearse`.
+
+    name           the key of its state and its report in JSON
+    doing          what its progress bar says
+    check_help     help of the option of `check`
+    submit_help    help of the option of `submit`
+    run            returns the extended results: problems, the state of the layer in `layers`, its report in `extra`
+    runs_scripts   whether it runs the script that a recipe names: other users' recipes are then refused
+    profile_field  the field of a cluster profile by which a site requests the layer for `submit`
+    wanted         whether the cluster profile requests the layer for a run
+    notes          sentences about all reports, printed once
+    verdict        a phrase for the summary of all reports; empty to leave it out
+    """
+
+    name: str
+    doing: str
+    check_help: str
+    submit_help: str
+    run: Callable[[LayerRequest], list[CheckResult]]
+    runs_scripts: bool = False
+    profile_field: str = ""
+    wanted: Callable[[Prepared, Cluster], bool] = _no_profile
+    notes: Callable[[Sequence[Any]], Sequence[str]] = _no_notes
+    verdict: Callable[[Sequence[Any]], str] = _no_verdict
+
+
+def extra_layers() -> dict[str, ExtraLayer]:
+    """Return the layers of active plugins, by their options."""
+    return dict(plugin_registry.loaded("check_layers"))
+
+
+def with_extra_layers(
+    runs: Sequence[Prepared],
+    results: Sequence[CheckResult],
+    cluster: Cluster,
+    asked: Mapping[str, bool | None],
+    say: Callable[[str], None],
+    bar: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
+) -> list[CheckResult]:
+    """Run the requested layers.
+
+    `asked` maps options to the user's choice; for None the cluster profile decides, run by run. `bar` makes the
+    progress bar of a layer from its title and the number of steps.
+    """
+    found = list(results)
+    for option, layer in extra_layers().items():
+        choice = asked.get(option, False)
+        places = [place for place, run in enumerate(runs) if (layer.wanted(run, cluster) if choice is None else choice)]
+        if not places:
+            continue
+        asked_by = (
+            plugin_registry.option_of(option) if choice else f"cluster profile {cluster.name}: {layer.profile_field}"
+        )
+
+        def progress(steps: int, title: str = layer.doing) -> AbstractContextManager[Callable[[], None]]:
+            return bar(title, steps)
+
+        chosen = [runs[place] for place in places], [found[place] for place in places]
+        request = LayerRequest(*chosen, cluster, say, progress, asked_by)
+        for place, result in zip(places, layer.run(request), strict=True):
+            found[place] = result
+    return found

@@ -1,0 +1,118 @@
+"""A run on this machine, seen from inside: its processes, identified by environment variables that they inherit.
+
+They are torchrun's process (`rank/node.py`) and the ranks below it. Each rank runs in its own session, and may
+outlive torchrun.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from fp8launch.injob.supervisor.job_scheduler import JobScheduler, Training
+
+LOCAL_RUN = "FP8LAUNCH_LOCAL_RUN"  # the run folder, for the processes of a run on this machine
+LAUNCHER = b"/rank/node.py"
+AGENT = "FP8LAUNCH_AGENT"  # rank/rank_watch.py: set below node.py
+GRACE = 30.0  # seconds from SIGTERM to SIGKILL on this machine; Slurm's default KillWait
+
+
+class LocalProcesses(Training):
+    def __init__(self, run: str) -> None:
+        """`run` is the value of LOCAL_RUN, the run's folder."""
+        self.run = run
+
+    @property
+    def launchers(self) -> set[int]:
+        """torchrun's process, without its wrappers (a container runtime, a script), whose command lines contain it,
+        too."""
+        found = set(filter(_runs_launcher, processes_with(LOCAL_RUN, self.run)))
+        return found - set(map(_parent, found))
+
+    @property
+    def all(self) -> set[int]:
+        ranks = {pid for pid in processes_with(LOCAL_RUN, self.run) if _has_variable(pid, AGENT)}
+        return self.launchers | ranks
+
+    def ask_for_stacks(self) -> None:
+        send(signal.SIGUSR1, self.launchers)  # it asks the ranks, and prints each answer
+
+    def ask_to_save(self) -> bool:
+        """Ask the ranks to save and exit."""
+        send(signal.SIGTERM, self.launchers)
+        return True
+
+    def end(self, at_once: bool = False) -> bool:
+        """Ask all processes to exit, and kill the remaining ones after the grace time; with `at_once`, immediately."""
+        end_all(lambda: self.all, 0.0 if at_once else GRACE)
+        return True
+
+
+class LocalJob(JobScheduler):
+    """A job without a scheduler: another attempt runs the script again (`continue_by: rerun`)."""
+
+    def training(self) -> LocalProcesses | None:
+        processes = LocalProcesses(self.env[LOCAL_RUN])
+        return processes if processes.launchers else None
+
+
+def processes_with(name: str, value: str) -> Iterator[int]:
+    """Yield the processes that inherited a variable. Zombies and other users' processes show no environment."""
+    mark = f"{name}={value}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        if mark in _words(folder / "environ"):
+            yield int(folder.name)
+
+
+def end_all(alive: Callable[[], set[int]], grace: float) -> None:
+    """Ask the processes that `alive` returns to exit, and kill the remaining ones after `grace` seconds.
+
+    A process shows no environment while it executes another program, so a single scan may miss some.
+    """
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+        signalled: set[int] = set()
+        seen_none = False
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            left = alive()
+            if seen_none and not left:
+                return
+            seen_none = not left
+            send(number, left - signalled)  # once per process, including processes that an earlier scan missed
+            signalled |= left
+            time.sleep(0.1)
+
+
+def send(number: int, processes: Iterable[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _has_variable(pid: int, name: str) -> bool:
+    start = f"{name}=".encode()
+    return any(word.startswith(start) for word in _words(Path(f"/proc/{pid}/environ")))
+
+
+def _runs_launcher(pid: int) -> bool:
+    return any(word.endswith(LAUNCHER) for word in _words(Path(f"/proc/{pid}/cmdline")))
+
+
+def _words(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().split(b"\0")
+    except OSError:  # it has ended, or belongs to another user
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        # The command name, in parentheses, may contain anything. The state and the parent follow it.
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,105 @@
+"""The container of a job: its image, its mounts, and the host's file for a path inside it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+
+from fp8launch.cluster.images import image_for, local_path
+from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.runtimes import Runtime
+from fp8launch.cluster.storage import CHECKPOINTS, storage_mounts
+from fp8launch.diagnostics import BAD_INPUT, MACHINE_LACKS, Problem, UserError
+from fp8launch.job.job import Container, Mount
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.yaml_source import is_there
+
+
+def plan_container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, check: bool) -> Container | None:
+    """Return the container of a recipe's job; None without an image or a runtime.
+
+    With `check`, images and the sources of mounts must exist on this machine. Raises UserError with every problem.
+    """
+    recipe = loaded.recipe
+    if recipe.container.image is None or runtime is None or runtime == "none":
+        return None
+    image = image_for(recipe.container.image, runtime, cluster, loaded.where("container", "image"), check)
+    mounts, problems = [], []
+    stated = site_mounts(cluster)
+    for index, text in enumerate(recipe.container.mounts):
+        stated.append((text, loaded.where("container", "mounts", index)))
+    for text, where in stated:
+        # Submission makes the folder for checkpoints.
+        found = _mount(text, where, runtime, check and where != CHECKPOINTS)
+        if isinstance(found, Problem):
+            problems.append(found)
+        else:
+            mounts.append(found)
+    if problems:
+        missing = all(problem.code == "mount-missing" for problem in problems)
+        raise UserError(problems, exit_code=MACHINE_LACKS if missing else BAD_INPUT)
+    return Container(runtime, image, tuple(mounts), gpus=recipe.resources.gpu != "cpu")
+
+
+def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return the mounts of a cluster's container jobs, as text, each with its place in the profile."""
+    return [*((text, "cluster profile: mounts") for text in cluster.mounts), *storage_mounts(cluster)]
+
+
+def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:
+    """Read a mount as recipes and profiles write it, `SOURCE[:TARGET[:ro]]`."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if source.startswith("~"):
+        source = str(local_path(source, where))
+    target = target or source
+    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
+        return Problem(
+            "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
+        )
+    if mode == "ro" and runtime == "charliecloud":
+        message = f"mount '{text}' is read-only, but Charliecloud does not support read-only mounts"
+        fix = "remove ':ro', and protect the files by their permissions if needed"
+        return Problem("error", "mount-read-only", message, where, fix)
+    if check and not is_there(Path(source)):
+        message = f"mount source {source} does not exist on this machine"
+        return Problem("error", "mount-missing", message, where, "create it, or remove the mount")
+    return Mount(source, target, mode == "ro")
+
+
+def covering(mounts: Sequence[Mount], path: str) -> Mount | None:
+    """Return the mount that covers an absolute path of the container. If several do, the last one hides the others."""
+    path = clean(path)
+    for mount in reversed(mounts):
+        if is_below(path, clean(mount.target)):
+            return mount
+    return None
+
+
+def on_host(mounts: Sequence[Mount], path: str) -> str | None:
+    """Return the host's path of an absolute path of the container; None if no mount covers it."""
+    mount = covering(mounts, path)
+    if mount is None:
+        return None
+    rest = posixpath.relpath(clean(path), clean(mount.target))
+    return clean(posixpath.join(mount.source, rest))
+
+
+def clean(path: str) -> str:
+    """Return an absolute path without `.`, `..` and doubled slashes."""
+    return "/" + posixpath.normpath(path).lstrip("/")
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Return whether `path` is `folder` or in it; both are normalized."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def path_on_host(path: str, container: Container | None, folder: Path) -> str:
+    """Return the path on the batch host of a file that the processes call `path`; `folder` is the run folder."""
+    if container is None or not path.startswith("/"):
+        return str(folder / path)
+    own = Mount(str(folder), str(folder))
+    # A path that no mount covers is the container's own, such as /tmp. Checks refuse files that would be lost there.
+    return on_host((*container.mounts, own), path) or path

@@ -1,0 +1,108 @@
+"""Parts of a log: the lines of some ranks, and the iterations as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
+from fp8launch.logs import scan_file
+from fp8launch.logs.field_names import LOSS_PREFIX
+from fp8launch.logs.open_log import open_log
+
+_NODE = "fp8launch-node: "
+_LABEL = re.compile(r" {0,20}(\d{1,6}): ")
+# Longer lines are cut.
+_LONGEST = 1 << 20
+
+
+def lines_of_rank(log: Path, rank: int) -> Iterator[str]:
+    """Yield the lines of a rank, by the prefix that srun or torchrun put in front of each.
+
+    torchrun's prefix has the rank on its node.
+    """
+    for line in _lines(log):
+        if split_prefix(line)[0] == rank:
+            yield line
+
+
+def lines_of_node(log: Path, node: str) -> Iterator[str]:
+    """Yield the lines of all processes of a node. Raises UserError for a node that the log does not name.
+
+    srun labels lines with the task. The first task of each node prints the node's name, and its tasks follow each
+    other; under torchrun a node has one task.
+    """
+    first: dict[str, int | None] = {}
+    for line in _lines(log):
+        task, text = _task(line)
+        if (name := _node_named(text)) is not None:
+            first.setdefault(name, task)
+    if node not in first:
+        message = f"the log has no node '{node}'; nodes: {', '.join(sorted(first)) or 'none'}"
+        raise error("unknown-node", message, "--node", "use the name of one of these nodes", ANSWER_IS_NO)
+    begin = first[node]
+    if begin is None:
+        return _lines(log)  # a single node, whose lines have no label
+    following = [task for task in first.values() if task is not None and task > begin]
+    return _lines_of_tasks(log, begin, min(following, default=None))
+
+
+def _lines_of_tasks(log: Path, begin: int, end: int | None) -> Iterator[str]:
+    """Yield the lines of the tasks from `begin` up to `end`, None for the last one."""
+    for line in _lines(log):
+        task, _ = _task(line)
+        if task is not None and begin <= task and (end is None or task < end):
+            yield line
+
+
+def _task(line: str) -> tuple[int | None, str]:
+    text = split_prefix(line)[1]
+    match = _LABEL.match(line)
+    return int(match[1]) if match else None, text
+
+
+def _node_named(text: str) -> str | None:
+    if not text.startswith(_NODE):
+        return None
+    try:
+        return str(json.loads(text.removeprefix(_NODE))["node"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def as_csv(log: Path) -> str:
+    """Return the iterations as CSV: one line each, a column for each field that the log has."""
+    table = scan_file(log).table
+    names = [name for name in table.names if name not in ("offset", "rank")]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_header, names))
+    for values in zip(*map(table.column, names), strict=True):
+        writer.writerow(map(_cell, values))
+    return text.getvalue()
+
+
+def _header(name: str) -> str:
+    if name == "number":
+        return "iteration"
+    return name.removeprefix(LOSS_PREFIX)
+
+
+def _cell(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    if value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+def _lines(log: Path) -> Iterator[str]:
+    with open_log(log) as stream:
+        while raw := stream.readline(_LONGEST):
+            yield without_colours(raw.decode("utf-8", "replace").rstrip("\r\n"))

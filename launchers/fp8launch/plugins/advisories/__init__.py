@@ -1,0 +1,1 @@
+"""Known bugs of Megatron-Core, Transformer Engine and Megatron-Bridge, and the runs that have them."""

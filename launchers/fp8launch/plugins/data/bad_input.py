@@ -1,0 +1,79 @@
+"""Documents that cannot be used: why, where, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fp8launch.injob.regular_files import open_regular
+
+# Each reason with its description, in the order of a summary.
+REASONS = {
+    "broken-json": "not valid JSON",
+    "not-an-object": "JSON, but not an object with fields",
+    "no-field": "the field is missing",
+    "not-text": "the field holds no text",
+    "invalid-utf8": "not valid UTF-8",
+    "too-long": "longer than --max-document",
+    "cut-short": "the file is truncated or damaged from here on",
+    "unpacks-too-far": "the file unpacks to far more than text does",
+    "beyond-vocabulary": "a token id is outside the vocabulary",
+    "empty": "no text",
+}
+# Left out whatever --on-error says: no text is lost.
+HARMLESS = frozenset({"empty"})
+# This many documents are named; the others are only counted.
+NAMED = 5
+
+
+@dataclass(frozen=True)
+class BadInput:
+    """A document that was left out. `line` counts from the byte offset `begin`; `unit` is "line", "row" or "file"."""
+
+    reason: str
+    file: str
+    line: int
+    begin: int = 0
+    detail: str = ""
+    unit: str = "line"
+
+    def place(self) -> str:
+        """Return FILE:LINE, the line counted from the start of the file."""
+        if self.unit == "file":
+            return self.file
+        if self.unit == "row":
+            return f"{self.file} row {self.line}"
+        return f"{self.file}:{self.line + _lines_before(self.file, self.begin)}"
+
+    def words(self) -> str:
+        """Return the place and the reason as one line."""
+        return f"{self.place()}: {self.why()}"
+
+    def why(self) -> str:
+        """Return the reason with its detail."""
+        if not self.detail:
+            return REASONS[self.reason]
+        return f"{REASONS[self.reason]} ({self.detail})"
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def summary(counts: dict[str, int]) -> str:
+    """Return the counts by reason, as text."""
+    return ", ".join(f"{counts[reason]:,} {text}" for reason, text in REASONS.items() if counts.get(reason))
+
+
+def first_few(found: Iterable[BadInput]) -> list[BadInput]:
+    """Return the documents to name: documents that lost text, then empty ones, each in order."""
+    return sorted(found, key=lambda bad: bad.reason in HARMLESS)[:NAMED]
+
+
+def _lines_before(file: str, end: int) -> int:
+    lines = 0
+    with open_regular(Path(file)) as stream:
+        while end > 0 and (block := stream.read(min(end, 4 << 20))):
+            lines += block.count(b"\n")
+            end -= len(block)
+    return lines

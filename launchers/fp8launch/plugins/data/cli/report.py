@@ -1,0 +1,28 @@
+"""Report what a build wrote and what it left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8launch.cli.output import eprint
+from fp8launch.plugins.data.bad_input import BadInput, summary
+
+
+def described(manifest: dict[str, Any], seconds: float | None = None) -> str:
+    """Return a dataset's counts as one line."""
+    took = ""
+    if seconds is not None:
+        took = f" in {seconds:.1f} s ({manifest['tokens'] / max(seconds, 1e-9) / 1e6:.2f} M tokens/s)"
+    return f"{manifest['documents']:,} documents, {manifest['tokens']:,} tokens of {manifest['token_type']}{took}"
+
+
+def report_skipped(skipped: dict[str, int], examples: list[BadInput]) -> None:
+    """Print the documents that were left out to stderr: counts by reason, and the first few by position."""
+    if not skipped:
+        return
+    eprint(f"left out: {summary(skipped)}")
+    for bad in examples:
+        try:
+            eprint(f"  {bad.words()}")
+        except OSError:
+            eprint(f"  {bad.file}: {bad.reason}")

@@ -1,0 +1,1 @@
+"""Programs that `worker.py` runs, with torch and Megatron."""

@@ -1,0 +1,14 @@
+"""The differences between two recipes."""
+
+from __future__ import annotations
+
+from fp8launch.plugin_registry import Command, Plugin
+
+PLUGIN = Plugin(
+    name="diff",
+    commands={
+        "diff": Command(
+            "fp8launch.plugins.diff.cli:diff", "Prepare", "show what differs between two recipes, and what it affects"
+        )
+    },
+)

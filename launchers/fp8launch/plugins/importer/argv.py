@@ -1,0 +1,153 @@
+"""Read Megatron's argument list without Megatron, and report what its parser would refuse.
+
+The rules follow argparse with `allow_abbrev=False`; the test suite compares them with Megatron's own parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from fp8launch.diagnostics import Problem
+from fp8launch.megatron.arguments import (
+    NEGATIVE_NUMBER,
+    FlagValue,
+    InvalidValue,
+    Scalar,
+    convert,
+)
+from fp8launch.megatron.flag_problems import (
+    MOST_UNKNOWN,
+    more_unknown_flags,
+    unknown_flag,
+    wrong_value,
+)
+from fp8launch.megatron.schema import Flag, FlagSchema
+
+
+def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagValue], list[Problem]]:
+    """Return values by canonical name, in the order of last use, and the problems that the parser would report."""
+    values: dict[str, FlagValue] = {}
+    problems: list[Problem] = []
+    unknown = 0
+    at = 0
+    while at < len(argv):
+        word, at = argv[at], at + 1
+        option, _, attached = word.partition("=")
+        if word == "--help" or word.startswith("-h"):
+            problems.append(Problem("error", "flag-help", f"{word} makes Megatron print its help and exit"))
+            continue
+        if not word.startswith("--"):
+            message = f"{word!r} is not the value of any flag"
+            problems.append(Problem("error", "flag-stray", message, None, "remove it, or write its flag"))
+            continue
+        exact = _spelt(word, schema)
+        flag, spelling = exact, word
+        if exact is None:
+            flag, spelling = _spelt(option, schema), option
+        if flag and not exact:
+            words = [attached]
+        else:
+            following = at + _count_values(argv, at, flag, schema)
+            words, at = list(argv[at:following]), following
+        if flag is None:
+            unknown += 1
+            if unknown <= MOST_UNKNOWN:
+                problems.append(unknown_flag(option, schema, None))
+            continue
+        try:
+            value = _read(flag, spelling, words, attached=not exact)
+        except InvalidValue as refusal:
+            problems.append(wrong_value(flag, str(refusal), None))
+            continue
+        values.pop(flag.name, None)
+        values[flag.name] = value
+    if unknown > MOST_UNKNOWN:
+        problems.append(more_unknown_flags(unknown - MOST_UNKNOWN, schema, None))
+    return values, problems
+
+
+def flag_by_flag(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return each flag of an argument list without Megatron's own flags, with its values."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        option, equals, attached = word.partition("=")
+        if word.startswith("--") and " " not in option:
+            found.append((option, [attached] if equals else []))
+        else:
+            found[-1][1].append(word)
+    return found
+
+
+def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) -> tuple[list[str], list[str]]:
+    """Divide an argument list into the words of Megatron's flags and the words of other flags.
+
+    Words that belong to no flag are kept with Megatron's, whose parser refuses them; with `stray` they are other words.
+    """
+    known: list[str] = []
+    unknown: list[str] = []
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        exact = _spelt(word, schema)
+        flag = exact or _spelt(word.partition("=")[0], schema)
+        end = at + 1
+        if flag is None or exact:
+            end += _count_values(argv, end, flag, schema)
+        if flag is None and (stray or (word.startswith("--") and word not in ("--", "--help"))):
+            unknown += argv[at:end]
+        else:
+            known += argv[at:end]
+        at = end
+    return known, unknown
+
+
+def _spelt(word: str, schema: FlagSchema) -> Flag | None:
+    """Return the flag with exactly this name; argparse does not accept underscores for dashes."""
+    flag = schema.find(word)
+    if flag is None or word not in flag.options:
+        return None
+    return flag
+
+
+def _count_values(argv: Sequence[str], at: int, flag: Flag | None, schema: FlagSchema) -> int:
+    """Return how many of the words from `at` belong to a flag; an unknown flag takes all values that follow it."""
+    available = 0
+    while at + available < len(argv):
+        word = argv[at + available]
+        if word == "--" or not _is_value(word, schema):
+            break
+        available += 1
+    if flag is None or flag.nargs in ("+", "*"):
+        return available
+    if not flag.takes_value:
+        return 0
+    if isinstance(flag.nargs, int):
+        return min(available, flag.nargs)
+    return min(available, 1)
+
+
+def _is_value(word: str, schema: FlagSchema) -> bool:
+    """Return whether argparse reads a word as a value, even if it starts with a dash."""
+    if not word.startswith("-") or word == "-":
+        return True
+    if _spelt(word, schema) or _spelt(word.partition("=")[0], schema) or word.startswith("-h"):
+        return False
+    return NEGATIVE_NUMBER.match(word) is not None or " " in word
+
+
+def _read(flag: Flag, spelling: str, words: Sequence[str], attached: bool) -> FlagValue:
+    """Return the value of the words after a spelling, or attached to it. Raises `InvalidValue`."""
+    if not flag.takes_value:
+        if attached:
+            raise InvalidValue("is a bare flag and takes no value")
+        return flag.action != "boolean" or not spelling.startswith("--no-")
+    if flag.nargs is None:
+        if not words:
+            raise InvalidValue("needs a value")
+        return convert(flag, words[0])
+    if flag.nargs == "+" and not words:
+        raise InvalidValue("needs at least one value")
+    if isinstance(flag.nargs, int) and len(words) != flag.nargs:
+        raise InvalidValue(f"needs {flag.nargs} values, got {len(words)}")
+    return [cast(Scalar, convert(flag, word)) for word in words]

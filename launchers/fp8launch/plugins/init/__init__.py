@@ -1,0 +1,1 @@
+"""The first cluster profile and the first recipe."""

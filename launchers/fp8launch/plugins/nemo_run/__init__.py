@@ -1,0 +1,1 @@
+"""Submission to Slurm by NeMo-Run."""

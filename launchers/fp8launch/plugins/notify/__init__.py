@@ -1,0 +1,1 @@
+"""Notifications about the end of a run."""

@@ -1,0 +1,7 @@
+"""Notifications about the end of a run, by a command or a webhook: see docs/runs.md."""
+
+from __future__ import annotations
+
+from fp8launch.plugin_registry import Plugin
+
+PLUGIN = Plugin(name="notify", run_listeners={"notify": "fp8launch.plugins.notify.notify:notifier"})

@@ -1,0 +1,1 @@
+"""The speed model, and the search for layouts with it."""

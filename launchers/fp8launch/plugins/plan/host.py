@@ -1,0 +1,120 @@
+"""Time that the host adds to a layer by launching kernels later than the GPU could run them.
+
+The host launches every kernel that is not part of a CUDA graph. It runs ahead of the GPU if launching the kernels of a
+pass takes less time than running them; otherwise the GPU waits for it.
+
+A layer with experts removes that lead in every forward pass. The host must read the number of tokens of each expert
+before it can size the next buffers: `MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize`,
+`_HybridEPManager.dispatch` without `num_permuted_tokens` (megatron/core/transformer/moe/token_dispatcher.py), and
+`tokens_per_expert.tolist()` in `TEGroupedMLP.forward` (experts.py). It waits for the router, and then the GPU's queue
+is empty. Dispatch, experts and combination are launched while they run, so the GPU waits for every kernel that takes
+longer to launch than to run, even if graphs launch the rest of the layer. The backward pass knows these numbers and
+does not wait.
+"""
+
+from __future__ import annotations
+
+from fp8launch.megatron.activations import recomputed_modules
+from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA
+from fp8launch.megatron.model_arithmetic import Arguments, graph_modules
+from fp8launch.plugins.plan.layer_terms import HostTime
+from fp8launch.plugins.plan.workload import Workload
+
+# Megatron's names of these parts of a layer in the modules of CUDA graphs.
+_GRAPHED = {ATTENTION: "attn", MAMBA: "mamba"}
+# Precisions whose launch times were measured with and without the gather of quantized parameters. For MXFP8 and NVFP4
+# all published runs gather them, so their launch times include it.
+_GATHERS = ("tensorwise", "delayed", "blockwise")
+
+
+# Kernels of a part of a layer for both passes. A profile of Llama-3.2 3B with tensorwise scaling has 95 in a layer of
+# two parts (benchmarks/plan/host_bound.md).
+_KERNELS, _KERNELS_QUANTIZED = 28, 20
+# Kernels for the routing, dispatch and combination of a layer with experts, and for each local expert in FP8 or FP4.
+_KERNELS_EXPERTS, _KERNELS_EXPERT = 60, 3
+
+
+def kernels_of(run: Workload, kind: str, quantized: bool) -> tuple[float, float]:
+    """Return the number of kernels that one layer of the parts `kind` runs forward and backward."""
+    experts = run.model.experts_of(kind)
+    dense = len(kind) - (experts is not None) + (experts is not None and experts.shared > 0)
+    number = float(dense * _KERNELS)
+    if experts is not None:
+        number += _KERNELS_EXPERTS
+    if quantized:
+        number += dense * _KERNELS_QUANTIZED
+        if experts is not None and not run.on("use_transformer_engine_op_fuser"):
+            number += _KERNELS_EXPERT * experts.count / run.split.ep
+    forward = run.speeds.software.launch_forward * number
+    return forward, number - forward
+
+
+def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostTime:
+    """Return the host's time for one layer of the parts `kind`.
+
+    `routed` is the time in seconds that the GPU needs for everything after the routing.
+    """
+    software, host = run.speeds.software, run.speeds.device.host
+    dense = software.launch
+    if quantized:
+        dense += software.launch_quantized
+        if run.precision.param_gather and run.recipe(quantized) in _GATHERS:
+            dense += software.launch_gathered
+    # The measured layers have two parts, attention and MLP.
+    dense /= len(DENSE_LAYER)
+    before = 0.0
+    for part in kind:
+        if part != EXPERTS:
+            before += dense * (1 - graphed(run.args, _GRAPHED.get(part, "mlp")))
+    after = 0.0
+    experts = run.model.experts_of(kind)
+    if experts:
+        # The projections to and from a latent width are half of an MLP's launches.
+        linear = (experts.shared > 0) + 0.5 * (experts.latent is not None)
+        before += dense * linear * (1 - graphed(run.args, "moe"))
+        before += software.launch_routing * (1 - graphed(run.args, "moe_router", "moe_preprocess"))
+        after = _experts(run, kind, quantized)
+    before *= host.python
+    forward = software.launch_forward * (before + after)
+    backward = before + after - forward
+    launched = software.launch_forward * after
+    waiting = 0.0
+    if _waits_for_routing(run):
+        waiting = max(launched - routed, 0.0)
+    if "moe" in recomputed_modules(run.args):
+        # The backward pass begins by running these forward again.
+        return HostTime(forward, backward + launched, 2 * waiting)
+    return HostTime(forward, backward, waiting)
+
+
+def _experts(run: Workload, kind: str, quantized: bool) -> float:
+    """Return the seconds to launch dispatch, experts and combination for both passes."""
+    software, host, experts = run.speeds.software, run.speeds.device.host, run.model.experts_of(kind)
+    assert experts is not None
+    each = software.launch_expert.get(run.recipe(quantized), software.launch_expert["bf16"])
+    if run.on("use_transformer_engine_op_fuser"):
+        each = 0.0  # one kernel for all experts
+    if run.split.ep == 1:
+        each *= software.launch_alone
+    launched = software.launch_dispatch * host.python + each * experts.count / run.split.ep * host.experts
+    return launched * (1 - graphed(run.args, "moe"))
+
+
+def _waits_for_routing(run: Workload) -> bool:
+    """Whether the host has to read the number of tokens of each expert."""
+    fixed = run.on("moe_pad_expert_input_to_capacity") or run.on("moe_expert_rank_capacity_factor")
+    # With the overlap, passes of two micro batches alternate: one runs while the other waits.
+    return not fixed and not run.on("overlap_moe_expert_parallel_comm")
+
+
+def graphed(args: Arguments, *parts: str) -> float:
+    """Return the share of these parts of a layer that CUDA graphs cover."""
+    kind = args.get("cuda_graph_impl")
+    scopes = graph_modules(args)
+    if kind == "full_iteration" or "full_iteration" in scopes:
+        return 1.0
+    if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
+        return 0.0
+    if not scopes:
+        return float("moe" not in parts)
+    return len(scopes.intersection(parts)) / len(parts)

@@ -1,0 +1,17 @@
+"""Predicted step times and layouts: see docs/plan.md and docs/speed_model.md."""
+
+from __future__ import annotations
+
+from fp8launch.plugin_registry import Command, Plugin
+
+PLUGIN = Plugin(
+    name="plan",
+    requires=("plots",),
+    commands={
+        "plan": Command(
+            "fp8launch.plugins.plan.cli:plan", "Prepare", "predict the fastest layouts that fit a number of GPUs"
+        ),
+    },
+    rules={"fp8-experts-slower": "fp8launch.plugins.plan.rules:fp8_experts_slower"},
+    estimates={"predicted": "fp8launch.plugins.plan.predicted:estimate_step"},
+)

@@ -1,0 +1,341 @@
+"""The search for the fastest layouts that fit: best first, by predicted time.
+
+Every legal division is predicted without memory savings, which bounds its time from below, and queued by that time. The
+division with the least time leaves the queue first. If it does not fit, its ways to save memory are predicted and
+queued. A layout that leaves the queue and fits is therefore the fastest of all remaining ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fp8launch.megatron.architecture import division, microbatches
+from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, whole
+from fp8launch.plugins.plan.change import Change, Target
+from fp8launch.plugins.plan.divisions import divisions
+from fp8launch.plugins.plan.execution import layer_graphs
+from fp8launch.plugins.plan.fitting import divides, fits_host, is_too_large, memory_of, parameters_of
+from fp8launch.plugins.plan.layouts import Layout, Search, family_of
+from fp8launch.plugins.plan.pipelines import lighter_last_stage
+from fp8launch.plugins.plan.savings import (
+    gathers,
+    layer_recomputes,
+    module_recomputes,
+    no_savings,
+    offloads,
+    smaller_types,
+)
+from fp8launch.plugins.plan.step_time import LayerTimes, StepTime, stage_times, step_time_at
+
+MISSES = 3
+# Settings that some engines' recipes have no field for, with a recipe key of each.
+_OPTIONAL = {
+    "FSDP": "megatron.no_gradient_accumulation_fusion",
+    "HybridEP": "megatron.moe_flex_dispatcher_backend",
+    "CUDA graphs of layers": "megatron.cuda_graph_impl",
+    "bf16 moments": "optimizer.exp_avg",
+}
+
+
+def search(
+    bases: Sequence[Change],
+    target: Target,
+    top: int,
+    by_memory: bool = False,
+    every_split: bool = False,
+    own: bool = False,
+) -> Search:
+    """Find the `top` best layouts of the runs `bases`, which have all their arguments and differ in precision.
+
+    With `own` the layouts of `bases` themselves are searched too. `by_memory` ranks by peak memory instead of time. Of
+    layouts that differ only in virtual stages and memory savings, the best is kept; with `every_split`, the fastest
+    of each split of the layers.
+    """
+    finder = _Finder(target, of_families=not (by_memory or every_split))
+    for base in bases:
+        if own:
+            finder.add_own(base)
+        finder.add_divisions(base)
+    if by_memory:
+        finder.run(None)
+        found = _smallest_of_families(finder.found.values())
+    else:
+        finder.run(top)
+        # The bounds by which the queue is ordered are not exact.
+        found = sorted(finder.found.values(), key=lambda layout: layout.step.ms)
+    known = {layout.family for layout in found}
+    misses = [layout for layout in _smallest_of_families(finder.misses) if layout.family not in known]
+    return Search(tuple(found[:top]), tuple(misses[:MISSES]), finder.legal)
+
+
+def not_varied(args: Arguments, target: Target) -> list[str]:
+    """Return what is not varied because recipes of this engine have no field for it."""
+    keys = dict(_OPTIONAL)
+    if whole(args, "num_experts"):
+        del keys["FSDP"]
+    else:
+        del keys["HybridEP"]
+    return [name for name, key in keys.items() if not target.writable({key: "true"})]
+
+
+def _smallest_of_families(layouts: Iterable[Layout]) -> list[Layout]:
+    """Return the layout with the least memory of each family, the smallest first."""
+    found: dict[Hashable, Layout] = {}
+    for layout in sorted(layouts, key=lambda one: (one.memory.total, whole(one.change.args, "micro_batch_size") or 1)):
+        found.setdefault(layout.family, layout)
+    return list(found.values())
+
+
+# --- what the queue holds --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """Divisions that differ only in the split of their pipeline."""
+
+    key: Hashable
+    splits: Sequence[Change]
+    gathers: Sequence[Change]
+
+
+@dataclass(frozen=True)
+class _Division:
+    """A division with the gathers of parameters to choose from.
+
+    `saves` is set once its layouts without memory savings were queued.
+    """
+
+    key: Hashable
+    change: Change
+    gathers: Sequence[Change]
+    saves: bool = False
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A complete layout with its time. Whether it fits is not known yet."""
+
+    key: Hashable
+    change: Change
+    step: StepTime
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Recompute or offloading of as few layers as memory allows, not counted yet."""
+
+    key: Hashable
+    change: Change
+    recomputes: Sequence[Change]
+
+
+_Queued: TypeAlias = _Splits | _Division | _Timed | _Layers
+
+
+class _Finder:
+    def __init__(self, target: Target, of_families: bool) -> None:
+        self.found: dict[Hashable, Layout] = {}
+        self.misses: list[Layout] = []
+        self.legal = 0
+        self._target = target
+        self._of_families = of_families
+        self._shared = LayerTimes()
+        self._queue: list[tuple[float, int, _Queued]] = []
+        self._pushed = 0
+
+    def add_own(self, base: Change) -> None:
+        """Queue the unchanged layout of `base`."""
+        if divides(base.args, self._target):
+            self._push_timed(base, self._key(base), graphs=False)
+
+    def add_divisions(self, base: Change) -> None:
+        """Queue every division of a run."""
+        target = self._target
+        choices = self._writable(gathers(base.args, target.fixed))
+        plain = base.then(no_savings(base.args))
+        plain = Change({**plain.args, **choices[0].args}, plain.overrides)
+        total, routed = parameters_of(base.args)
+        split: dict[Hashable, list[Change]] = {}
+        for divided in divisions(plain.args, target):
+            change = plain.then(divided)
+            if target.allows(divided.overrides):
+                self.legal += 1
+                if not is_too_large(change.args, target, total, routed):
+                    # Virtual stages decide whether expert communication may be overlapped.
+                    alike = family_of(change), change.args.get("overlap_moe_expert_parallel_comm")
+                    split.setdefault(alike, []).append(change)
+        for splits in split.values():
+            self._push_splits(splits, choices)
+
+    def _push_splits(self, splits: Sequence[Change], choices: Sequence[Change]) -> None:
+        """Queue divisions that differ in the split of their pipeline by a lower bound of their times."""
+        first = splits[0]
+        if (whole(first.args, "pipeline_model_parallel_size") or 1) == 1:
+            self._push_division(first, choices)
+            return
+        step = self._step(first)
+        if step is not None:
+            self._push(_mean_stage_ms(step, first, self._target), _Splits(self._key(first), splits, choices))
+
+    def _push_division(self, change: Change, choices: Sequence[Change]) -> None:
+        step = self._step(change)
+        if step is not None:
+            ms = _least_ms(step, change, self._target, choices)
+            self._push(ms, _Division(self._key(change), change, choices))
+
+    def _lighter(self, change: Change) -> Change | None:
+        """Return the division with a lighter last stage if that makes the slowest stage faster."""
+        target = self._target
+        if hybrid_layers(change.args):
+            return None  # its layer pattern states where stages begin
+        stages = stage_times(change.args, target.gpus, target.speeds, self._shared)
+        if stages is None:
+            return None
+        lighter = lighter_last_stage(*stages)
+        if lighter is None or not target.allows(lighter.overrides):
+            return None
+        return change.then(lighter)
+
+    def run(self, top: int | None) -> None:
+        """Take the fastest item from the queue until `top` layouts are found or the queue is empty."""
+        while self._queue and (top is None or len(self.found) < top):
+            ms, _, item = heapq.heappop(self._queue)
+            if item.key in self.found:
+                continue
+            match item:
+                case _Timed():
+                    memory = memory_of(item.change.args, self._target)
+                    if memory is not None and memory.fits(self._target.gpu):
+                        self.found[item.key] = Layout(item.change, item.step, memory)
+                case _Splits():
+                    for change in item.splits:
+                        self._push_division(change, item.gathers)
+                        lighter = self._lighter(change)
+                        if lighter is not None:
+                            self._push_division(lighter, item.gathers)
+                case _Division(saves=True):
+                    self._save(item, ms)
+                case _Division() if self._can_fit(item):
+                    times = [self._push_timed(item.change.then(gather), item.key) for gather in item.gathers]
+                    # Memory savings cost time, so no layout with savings is faster than these.
+                    self._push(min(times), replace(item, saves=True))
+                case _Layers():
+                    fewest = self._fewest(item)
+                    if fits_host(fewest.args, self._target):
+                        self._push_timed(fewest, item.key)
+
+    def _can_fit(self, item: _Division) -> bool:
+        """Whether a division fits with all memory savings. If not, it is recorded as a miss."""
+        smallest = _deepest(item).then(self._types(item)[-1])
+        memory = memory_of(smallest.args, self._target)
+        if memory is None or memory.fits(self._target.gpu):
+            return memory is not None
+        step = self._step(smallest)
+        if step is not None:
+            self.misses.append(Layout(smallest, step, memory))
+        return False
+
+    def _types(self, item: _Division) -> list[Change]:
+        return self._writable(smaller_types(item.change.args))
+
+    def _writable(self, changes: Sequence[Change]) -> list[Change]:
+        return [change for change in changes if self._target.writable(change.overrides)]
+
+    def _save(self, item: _Division, ms: float) -> None:
+        """Queue the memory savings of a division, with smaller types only if nothing else makes it fit."""
+        args, deepest = item.change.args, _deepest(item)
+        *larger, smallest = self._types(item)  # `_can_fit` found that it fits with the smallest types
+        types = next((one for one in larger if self._fits(deepest.then(one))), smallest)
+        modules, layers = module_recomputes(args), layer_recomputes(args)
+        for gather in item.gathers:
+            change = item.change.then(types).then(gather)
+            for module in (Change(), *modules):
+                self._push_timed(change.then(module), item.key)
+            for numbers in (layers, offloads(args, self._target)):
+                if numbers and self._target.allows(numbers[0].overrides):
+                    self._push(ms, _Layers(item.key, change, numbers))
+
+    def _fewest(self, item: _Layers) -> Change:
+        """Return the layout that fits with the fewest recomputed or offloaded layers, by bisection."""
+        changes = list(map(item.change.then, item.recomputes))
+        return changes[bisect.bisect_left(changes, True, hi=len(changes) - 1, key=self._fits)]
+
+    def _fits(self, change: Change) -> bool:
+        memory = memory_of(change.args, self._target)
+        return memory is not None and memory.fits(self._target.gpu)
+
+    def _key(self, change: Change) -> Hashable:
+        if self._of_families:
+            return family_of(change)
+        return self._pushed
+
+    def _push(self, ms: float, item: _Queued) -> None:
+        self._pushed += 1
+        heapq.heappush(self._queue, (ms, self._pushed, item))
+
+    def _push_timed(self, change: Change, key: Hashable, graphs: bool = True) -> float:
+        """Queue a complete layout, with CUDA graphs of layers if it waits for the host, and return its time."""
+        if not self._target.allows(change.overrides):
+            return math.inf
+        step = self._step(change)
+        if step is None:
+            return math.inf
+        replayed = None
+        if graphs and _ms_of(step, "host"):
+            replayed = layer_graphs(change.args, self._target)
+        if replayed is not None:
+            faster = self._step(change.then(replayed))
+            if faster is not None and faster.ms < step.ms:
+                change, step = change.then(replayed), faster
+        self._push(step.ms, _Timed(key, change, step))
+        return step.ms
+
+    def _step(self, change: Change) -> StepTime | None:
+        target = self._target
+        return step_time_at(change.args, target.gpus, target.global_batch, target.speeds, self._shared)
+
+
+def _deepest(item: _Division) -> Change:
+    """Return a division with all memory savings that keep its numerics."""
+    args = item.change.args
+    recomputes = layer_recomputes(args) or module_recomputes(args) or [Change()]
+    return item.change.then(item.gathers[-1]).then(recomputes[-1])
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def _least_ms(step: StepTime, change: Change, target: Target, choices: Sequence[Change]) -> float:
+    """Return a lower bound of a division's time.
+
+    Graphs may remove the host's time. Another type of gathered parameters may need less exposed communication, fewer
+    launches, and no cast of the masters.
+    """
+    least = step.ms
+    if layer_graphs(change.args, target) or len(choices) > 1:
+        least -= _ms_of(step, "host")
+    if len(choices) > 1:
+        least -= _ms_of(step, "DP communication") + _ms_of(step, "optimizer")
+    return least
+
+
+def _mean_stage_ms(step: StepTime, change: Change, target: Target) -> float:
+    """Return the time of a step with an even pipeline and no bubble, without the work done once per step."""
+    split = division(change.args, target.gpus)
+    own = others = 0.0
+    for term in step.terms:
+        if term.name == "pipeline bubble":
+            others = term.ms * split.vp
+        elif not term.name.startswith(("DP ", "PP ", "optimizer", "host")):
+            own += term.ms
+    return (own + others * microbatches(change.args, split, target.global_batch)) / split.pp
+
+
+def _ms_of(step: StepTime, term_name: str) -> float:
+    """Return the milliseconds of the terms whose names begin with `term_name`."""
+    return sum(term.ms for term in step.terms if term.name.startswith(term_name))

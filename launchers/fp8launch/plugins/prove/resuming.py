@@ -1,0 +1,93 @@
+"""Check that a run resumes correctly: bit for bit in the same layout, and from the same state in another layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fp8launch.plugins.prove.judge import EPSILON, MARGIN, Check, identical_tensors
+from fp8launch.plugins.prove.session import NoVerdict, Session, Training
+from fp8launch.plugins.prove.small import HALF, SmallRun
+
+_VOCABULARY = re.compile(r"\b(word_embeddings|output_layer)\.")
+
+Ranks = Sequence[Mapping[str, Any]]
+
+
+def whole_course(name: str, run: SmallRun, record: Mapping[str, Any]) -> Training:
+    """Return the uninterrupted training, which saves at its middle and at its end."""
+    return Training(name, run, record, save_interval=HALF)
+
+
+def resumed(name: str, course: str, run: SmallRun, record: Mapping[str, Any]) -> Training:
+    """Return the training that resumes `course` from its middle."""
+    return Training(name, run, record, resumes=course, at=HALF, save_interval=HALF)
+
+
+def check_resume(session: Session, course: str, run: SmallRun, record: Mapping[str, Any], whole: Ranks) -> Check:
+    """Resume `course`, whose ranks recorded `whole`, in the same layout. A resume that fails is wrong."""
+    name = f"{course}, resumed"
+    try:
+        (second,) = session.train(resumed(name, course, run, record))
+        (state,) = session.compare([(course, name)], "state", at=2 * HALF)
+    except NoVerdict as failure:
+        return Check("resume", False, f"a saved run does not resume: {failure}")
+    wrong = [*_different_records(whole, second)]
+    tensors = identical_tensors(state["tensors"])
+    if tensors:
+        wrong.append(f"{len(tensors)} of {len(state['tensors'])} tensors of the state")
+    wrong += [name for name in state["objects"] if not name.startswith("rng_state")]
+    if wrong:
+        return Check("resume", False, f"not the same as without an interruption: {', '.join(wrong)}", tuple(tensors))
+    count = len(state["tensors"])
+    return Check("resume", True, f"losses, batches and {count} tensors of the state are the same to the last bit")
+
+
+def _different_records(whole: Ranks, second: Ranks) -> list[str]:
+    """Return what the ranks of the resumed run recorded differently in its iterations."""
+    found = []
+    for name, title in (("losses", "losses"), ("norms", "gradient norms"), ("batches", "order of the data")):
+        if any(one[name][-len(other[name]) :] != other[name] for one, other in zip(whole, second, strict=True)):
+            found.append(title)
+    for one, other in zip(whole, second, strict=True):
+        # A stream from which nothing is drawn has no effect, whatever its state.
+        if len(set(one["random"])) > 1 and one["random"][-1] != other["random"][-1]:
+            found.append("random numbers")
+            break
+    return found
+
+
+def check_reshard(
+    session: Session, course: str, run: SmallRun, record: Mapping[str, Any], whole: Ranks, title: str
+) -> Check:
+    """Load the middle of `course` in the layout of `run`: the same state, and the same loss of the next iteration."""
+    loaded, onwards = f"{course}, loaded", f"{course}, resharded"
+    try:
+        _, second = session.train(
+            resumed(loaded, course, run, {**record, "save_loaded": True}), resumed(onwards, course, run, record)
+        )
+        (state,) = session.compare([(course, loaded)], "state", at=HALF)
+    except NoVerdict as failure:
+        return Check("reshard", False, f"{title}: the checkpoint does not load: {failure}")
+    tensors = identical_tensors(state["tensors"])
+    if tensors and all(_VOCABULARY.search(one.tensor) and one.relative is None for one in tensors):
+        detail = f"{title}: the padded vocabulary has another size, so the loss changes with the number of its words"
+        return Check("reshard", False, detail, tuple(tensors))
+    if tensors:
+        detail = f"{title}: {len(tensors)} of {len(state['tensors'])} tensors are not loaded as saved"
+        return Check("reshard", False, detail, tuple(tensors))
+    before, after = _losses(whole, HALF), _losses(second, 0)
+    for name, loss in before.items():
+        other = after.get(name)
+        if other is None or not abs(other - loss) <= MARGIN * EPSILON * abs(loss):
+            return Check("reshard", False, f"{title}: {name} of the next iteration is {other} instead of {loss:.7g}")
+    message = f"{title}: {len(state['tensors'])} tensors are loaded as saved, and the loss continues"
+    return Check("reshard", True, message)
+
+
+def _losses(ranks: Ranks, iteration: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for rank in ranks:
+        found |= rank["losses"][iteration]
+    return found

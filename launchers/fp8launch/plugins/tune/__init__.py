@@ -1,0 +1,1 @@
+"""The search for the fastest settings of a recipe by short runs."""

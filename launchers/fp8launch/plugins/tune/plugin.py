@@ -1,0 +1,15 @@
+"""Tuning: see docs/tune.md."""
+
+from __future__ import annotations
+
+from fp8launch.plugin_registry import Command, Plugin
+
+PLUGIN = Plugin(
+    name="tune",
+    requires=("plan", "plots"),
+    commands={
+        "tune": Command(
+            "fp8launch.plugins.tune.cli:tune", "Run", "find the fastest settings of a recipe by short runs"
+        ),
+    },
+)

@@ -1,0 +1,1 @@
+"""A full-screen view of runs and their logs."""

@@ -1,1 +1,0 @@
-"""One step of Megatron's own code for any rank of any recipe, without a GPU."""

@@ -1,0 +1,224 @@
+"""The losses of runs: curves by iteration, and the loss of a row in numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeVar
+
+from fp8launch.logs.field_names import LOSS_PREFIX
+from fp8launch.report.differences import LEARNING, TASK, HasFacts, differing_facts, settings_change_speed
+from fp8launch.report.intervals import Interval, mean_interval
+from fp8launch.report.run_report import RunReport, json_mapping
+from fp8launch.report.steady_state import loss_of, numbers_of
+
+Curve = dict[int, float]  # loss, or a difference of it, by iteration
+Point = tuple[int, float]
+
+
+def relative(mine: Curve, theirs: Curve) -> Curve:
+    """Return (mine - theirs) / theirs at the iterations that have both."""
+    found = {}
+    for number, loss in mine.items():
+        other = theirs.get(number, math.nan)
+        if math.isfinite(loss) and math.isfinite(other) and other > 0:
+            found[number] = (loss - other) / other
+    return found
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+    """Return the mean of curves at the iterations that all have."""
+    found = {}
+    for number in set(curves[0]).intersection(*curves[1:]):
+        found[number] = statistics.fmean([curve[number] for curve in curves])
+    return found
+
+
+def average(curve: Curve, numbers: Sequence[int]) -> float:
+    """Return the mean of a curve over these iterations."""
+    return statistics.fmean(curve[number] for number in numbers)
+
+
+def losses(run: RunReport) -> Curve:
+    """Return the loss by iteration, NaN if a line has none; without lines that may mix two iterations."""
+    lines = run.steady_state.lines
+    numbers = numbers_of(lines)
+    if not lines.names_with(LOSS_PREFIX):
+        # A loss that was NaN from the start has never been printed.
+        return dict.fromkeys(numbers, math.nan) if run.training.nan_iterations else {}
+    every = zip(numbers, loss_of(lines), lines.column("mixed"), strict=True)
+    return {number: loss for number, loss, mixed in every if not mixed}
+
+
+def finite_losses(run: RunReport) -> list[Point]:
+    """Return the finite losses of a run by iteration."""
+    return [(number, loss) for number, loss in sorted(losses(run).items()) if math.isfinite(loss)]
+
+
+def values_of(points: Iterable[Point]) -> list[float]:
+    """Return the values of a curve, without their iterations."""
+    return [value for _, value in points]
+
+
+def first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:
+    """Find the first iteration from which a curve has no more values, and the name of the curve."""
+    starts = []
+    for name, curve in curves:
+        gone = None
+        for number in sorted(curve, reverse=True):
+            if math.isfinite(curve[number]):
+                break
+            gone = number
+        if gone is not None:
+            starts.append((gone, name))
+    return min(starts, default=(None, ""))
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Return the centred mean over `window` values, over fewer near the ends."""
+    sums = [0.0, *accumulate(values)]
+    half = window // 2
+    found = []
+    for i in range(len(values)):
+        first, last = max(0, i - half), min(len(values), i + half + 1)
+        found.append((sums[last] - sums[first]) / (last - first))
+    return found
+
+
+Row = TypeVar("Row", bound=HasFacts)
+
+# The smoothed end of a training: this share of its iterations, and at least this many.
+SHARE, LEAST = 0.1, 5
+# Above this loss (in nats) the perplexity is too large to be readable.
+_LARGEST = 50.0
+
+
+@dataclass(frozen=True)
+class LossSummary:
+    """The loss at the end of a row's runs, in nats.
+
+    `last` and `smoothed` are medians over the runs; `values` has the smoothed loss of each run. The end of a run is
+    smoothed over `iterations`. `seed_values` has the mean of the runs of each seed; `mean`, `std` (of the sample), the
+    95 % `interval` of the mean and the range, `spread`, are over these seeds. Only different seeds show how much a loss
+    varies: repeats of one seed compute the same, up to the order of additions. With one seed, `std`, `interval` and
+    `spread` are None.
+    """
+
+    last: float
+    smoothed: float
+    perplexity: float | None
+    spread: float | None
+    iterations: int
+    runs: int
+    values: tuple[float, ...] = ()
+    seed_values: tuple[float, ...] = ()
+    mean: float | None = None
+    std: float | None = None
+    interval: Interval | None = None
+
+    @property
+    def seeds(self) -> int:
+        return len(self.seed_values)
+
+    @property
+    def end(self) -> float:
+        """The number that rows are ranked by: the mean over several seeds, else the smoothed loss."""
+        if self.seeds > 1 and self.mean is not None:
+            return self.mean
+        return self.smoothed
+
+    def as_json(self) -> dict[str, object]:
+        return {**json_mapping(vars(self)), "seeds": self.seeds, "interval": self.interval and self.interval.as_json()}
+
+    @property
+    def text(self) -> str:
+        """The final loss with the standard deviation over several seeds, and the perplexity."""
+        text = self.end_text
+        if self.perplexity is not None:
+            text += f" ({self.perplexity:,.2f})"
+        return text
+
+    @property
+    def end_text(self) -> str:
+        """The final loss with the standard deviation over several seeds."""
+        text = f"{self.end:.4f}"
+        if self.std is not None:
+            text += f" ± {self.std:.4f}"
+        return text
+
+
+def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
+    """Summarize the losses of a row's runs. Return None if none of them logged a finite loss."""
+    lasts, smoothed, counts = [], [], []
+    of_seed: dict[str, list[float]] = {}
+    for run in runs:
+        curve = losses(run)
+        values = values_of(finite_losses(run))
+        count = min(len(curve), max(LEAST, round(SHARE * len(curve))))
+        at_end = sorted(curve)[-count:] if count else []
+        # A loss that is NaN or infinite for most of the end has no number there, regardless of earlier values.
+        if 2 * sum(math.isfinite(curve[number]) for number in at_end) > count:
+            count = min(count, len(values))
+            lasts.append(values[-1])
+            smoothed.append(statistics.fmean(values[-count:]))
+            of_seed.setdefault(str(run.facts.get("seed")), []).append(smoothed[-1])
+            counts.append(count)
+    if not counts:
+        return None
+    by_seed = [statistics.fmean(same) for same in of_seed.values()]
+    found = LossSummary(
+        last=statistics.median(lasts),
+        smoothed=statistics.median(smoothed),
+        perplexity=None,
+        spread=max(by_seed) - min(by_seed) if len(by_seed) > 1 else None,
+        iterations=min(counts),
+        runs=len(counts),
+        values=tuple(smoothed),
+        seed_values=tuple(by_seed),
+        mean=statistics.fmean(by_seed),
+        std=statistics.stdev(by_seed) if len(by_seed) > 1 else None,
+        interval=mean_interval(by_seed),
+    )
+    if found.end < _LARGEST:
+        found = replace(found, perplexity=math.exp(found.end))
+    return found
+
+
+def by_task(rows: Sequence[Row]) -> list[list[Row]]:
+    """Group rows that train the same model on the same data: only their losses can be ranked."""
+    names = sorted(TASK.intersection(differing_facts(rows)))
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.facts.get(name)) for name in names), []).append(row)
+    return list(groups.values())
+
+
+def ranked_by_loss(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the tasks whose rows learn differently, so that their losses are a result.
+
+    Among several tasks, rows that also differ in what changes their speed belong to a comparison of speeds, such as a
+    collection of logs of different experiments.
+    """
+    tasks = by_task(rows)
+    found = [task for task in tasks if swept_learning(task)]
+    if len(found) == len(tasks):
+        return found
+    return [task for task in found if not settings_change_speed(task)]
+
+
+def learning_settings(rows: Sequence[HasFacts]) -> list[str]:
+    """Return the differing facts that decide the loss of rows of one task: rows with equal ones share a loss."""
+    differ = differing_facts(rows)
+    return [*swept_learning(rows), *(name for name in ("precision", "train_iters") if name in differ)]
+
+
+def swept_learning(rows: Sequence[HasFacts]) -> list[str]:
+    """Return the arguments by which rows of one task learn differently."""
+    differ = differing_facts(rows)
+    found = [name for name in LEARNING if name in differ]
+    if "world_size" in differ and "global_batch_size" in found:
+        found.remove("global_batch_size")  # weak scaling
+    return found

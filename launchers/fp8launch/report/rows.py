@@ -1,0 +1,316 @@
+"""Group runs into the rows of a comparison: one row for each variant on each number of GPUs, with its repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePath
+from typing import Literal, TypeVar
+
+from fp8launch.report.differences import Comparability, Facts
+from fp8launch.report.goodput import goodput_of_runs
+from fp8launch.report.intervals import Interval
+from fp8launch.report.losses import LossSummary, loss_summary, ranked_by_loss
+from fp8launch.report.machines import compressed
+from fp8launch.report.run_report import RunReport, Statistic, Unit, json_mapping, over_runs
+from fp8launch.report.variant_labels import variant_labels
+from fp8launch.untyped import as_int
+from fp8launch.wording import counted
+
+T = TypeVar("T")
+
+
+ScalingMode = Literal["weak", "strong", "neither"]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The speed of a row divided by another's, both in `unit`.
+
+    If `value` is None, `comparability` or `missing` says why. Between two single runs, `noise`
+    is the sum of the interquartile ranges of their steps, relative to the medians: the interval of a median over many
+    steps is narrow, but does not cover the difference between two runs of the same thing.
+    """
+
+    value: float | None
+    interval: Interval | None
+    against: str
+    comparability: Comparability
+    missing: str = ""
+    unit: Unit | None = None
+    noise: float = 0.0
+
+    @property
+    def excludes_one(self) -> bool:
+        return self.interval is not None and not self.interval.low <= 1 <= self.interval.high
+
+    @property
+    def distinguishable(self) -> bool:
+        """Return whether the ratio differs from 1 by more than chance: beyond its interval, and beyond `noise`."""
+        return self.excludes_one and self.value is not None and abs(self.value - 1) > self.noise
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "value": self.value,
+            "unit": self.unit,
+            "ci95": self.interval and self.interval.as_json(),
+            "distinguishable": self.distinguishable if self.interval else None,
+            "against": self.against,
+            "comparable": self.comparability.comparable,
+            "reasons": list(self.comparability.unlike),
+            "noted": list(self.comparability.noted),
+            "missing": self.missing or None,
+        }
+
+
+@dataclass(frozen=True)
+class ScalingEfficiency:
+    mode: ScalingMode
+    ratio: Ratio
+
+    def as_json(self) -> dict[str, object]:
+        return {"scaling": self.mode, **self.ratio.as_json()}
+
+
+@dataclass(frozen=True)
+class Published:
+    """The speed that the recipe quotes; `ratio` is the measured speed over it, in tokens/s/GPU."""
+
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float | None
+    gpus: int | None
+    source: str
+    ratio: float | None
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return json_mapping(vars(self))
+
+
+@dataclass(frozen=True)
+class Row:
+    """All runs of one variant on one number of GPUs. Only runs that ended as planned give numbers.
+
+    `by_gpus`: the number of nodes is unknown or does not distinguish the rows of a variant. `one_size`: all rows have
+    the same size, so names leave it out. The fields from `speedup` on depend on the other rows, and are set by
+    `comparison.compare`. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, currency per million tokens.
+    """
+
+    label: str
+    runs: tuple[RunReport, ...]
+    notes: tuple[str, ...] = ()
+    by_gpus: bool = False
+    one_size: bool = False
+    speedup: Ratio | None = None
+    efficiency: ScalingEfficiency | None = None
+    published: Published | None = None
+    recomputed_tflops: bool = False
+    price_per_gpu_hour: float | None = None
+
+    @property
+    def good(self) -> tuple[RunReport, ...]:
+        return tuple(run for run in self.runs if run.good)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts of the first run, with the nodes of all runs."""
+        runs = self.good or self.runs
+        facts = dict(runs[0].facts)
+        nodes: set[str] = set()
+        for run in runs:
+            nodes.update(run.machines.nodes)
+        if nodes:
+            facts["node set"] = compressed(nodes)
+        return facts
+
+    @property
+    def world(self) -> int | None:
+        return as_int(self.facts.get("world_size"))
+
+    @property
+    def trained_tokens(self) -> float | None:
+        """The number of tokens that the first good run was trained on; None if its log does not say."""
+        for run in self.good:
+            batch = self.facts.get("global_batch_size")
+            if run.training.iteration_last and run.setup.seq_length and isinstance(batch, int | float):
+                return run.training.iteration_last * batch * run.setup.seq_length
+        return None
+
+    @property
+    def nodes(self) -> int | None:
+        return as_int(self.facts.get("nodes"))
+
+    @property
+    def size(self) -> str:
+        """The size as `2 nodes` or `8 GPUs`; empty if neither is known."""
+        if self.nodes and not (self.by_gpus and self.world):
+            return counted(self.nodes, "node")
+        if self.world:
+            return counted(self.world, "GPU")
+        return ""
+
+    @property
+    def name(self) -> str:
+        """The label, with the size if sizes differ; no other row has the same name."""
+        if self.one_size:
+            return self.label
+        return ", ".join(filter(None, (self.label, self.size)))
+
+    @property
+    def faults(self) -> str:
+        """The reasons why some of the runs have no number; empty if all have one."""
+        return ", ".join(sorted({run.why_no_number for run in self.runs if not run.good}))
+
+    @property
+    def status(self) -> str:
+        """The status: `ok`, or how many runs have a number and why the others do not."""
+        if not self.faults:
+            return "ok"
+        if len(self.runs) == 1:
+            return self.faults
+        return f"{len(self.good)} of {len(self.runs)} ok; {self.faults}"
+
+    def known(self, of: Callable[[RunReport], T | None]) -> list[T]:
+        """Return a value of the reports of the runs that have it."""
+        return list(filter(None, (of(run) for run in self.good)))
+
+    def measure(self, of: Callable[[RunReport], Statistic | None]) -> Statistic | None:
+        """Summarise one statistic of the runs that have it."""
+        return over_runs(self.known(of))
+
+    @cached_property
+    def tokens(self) -> Statistic | None:
+        return self.measure(lambda run: run.speed.tokens_per_s_per_gpu)
+
+    @cached_property
+    def step_time(self) -> Statistic | None:
+        return self.measure(lambda run: run.speed.step_time_ms)
+
+    @cached_property
+    def tflops(self) -> Statistic | None:
+        return self.measure(self._tflops)
+
+    def _tflops(self, run: RunReport) -> Statistic | None:
+        if self.recomputed_tflops and run.speed.tflops_per_gpu_recomputed:
+            return run.speed.tflops_per_gpu_recomputed
+        return run.speed.tflops_per_gpu
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """The peak that MFU divides by."""
+        for run in self.good:
+            if run.speed.mfu_denominator:
+                return float(str(run.speed.mfu_denominator["peak_tflops"]))
+        return None
+
+    @property
+    def mfu(self) -> Statistic | None:
+        if self.tflops is None or not self.peak_tflops:
+            return None
+        return self.tflops.over(self.peak_tflops)
+
+    @property
+    def peak_memory_mib(self) -> float | None:
+        return max(self.known(lambda run: run.peak_memory_mib), default=None)
+
+    @property
+    def tokens_total(self) -> float | None:
+        if self.tokens is None or not self.world:
+            return None
+        return self.tokens.median * self.world
+
+    @property
+    def energy_per_token(self) -> float | None:
+        """Joules per iteration over tokens per iteration, both of one GPU."""
+        energy = self.measure(lambda run: run.speed.energy_j_per_gpu)
+        if energy is None or self.tokens is None or self.step_time is None:
+            return None
+        return energy.median / (self.tokens.median * self.step_time.median / 1e3)
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        if self.tokens is None or not self.price_per_gpu_hour:
+            return None
+        return self.price_per_gpu_hour / 3600 / self.tokens.median * 1e6
+
+    @cached_property
+    def loss(self) -> LossSummary | None:
+        return loss_summary(self.good)
+
+    @property
+    def goodput(self) -> float | None:
+        return goodput_of_runs([run.goodput for run in self.runs])
+
+    def speeds(self, unit: Unit) -> list[list[float]]:
+        """Return the speed at every kept line, a list for each run that has it in this unit."""
+        return list(filter(None, (run.speeds(unit) for run in self.good)))
+
+
+def group_runs(runs: Sequence[RunReport]) -> list[Row]:
+    """Return the rows in the order of their first runs, sizes ascending within a variant."""
+    runs, notes = _newest(runs)
+    labels = variant_labels(runs)
+    grouped: dict[tuple[str, object], list[RunReport]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        size = run.facts.get("world_size") or run.facts.get("nodes")
+        grouped.setdefault((label, size), []).append(run)
+    order = list(dict.fromkeys(labels))
+
+    def place(key: tuple[str, object]) -> tuple[int, float]:
+        label, size = key
+        return order.index(label), size if isinstance(size, int | float) else 0
+
+    rows = []
+    for key in sorted(grouped, key=place):
+        same = grouped[key]
+        own_notes: list[str] = []
+        for run in same:
+            own_notes += notes.get(run.name, ())
+        rows.append(Row(key[0], tuple(same), tuple(own_notes)))
+    distinct = len({row.name for row in rows}) == len(rows)
+    if not distinct or (not all(row.nodes for row in rows) and all(row.world for row in rows)):
+        rows = [replace(row, by_gpus=True) for row in rows]
+    if len(rows) > 1 and len({row.size for row in rows}) == 1 and len(labels_of(rows)) == len(rows):
+        rows = [replace(row, one_size=True) for row in rows]
+    return rows
+
+
+def labels_of(rows: Sequence[Row]) -> list[str]:
+    """Return the labels of rows, each once."""
+    return list(dict.fromkeys(row.label for row in rows))
+
+
+def _newest(runs: Sequence[RunReport]) -> tuple[list[RunReport], dict[str, list[str]]]:
+    """Keep one run per repeat of a point: after a resubmission, the last run that ended well."""
+    chosen: dict[object, RunReport] = {}
+    replaced: dict[str, list[str]] = {}
+    for i, run in enumerate(runs):
+        study = run.study
+        key: object = i
+        if study:
+            place = (run.facts.get("nodes"), run.facts.get("recipe"))
+            folder = PurePath(run.sources[0]).parent if run.sources else None
+            key = (study.name, folder, repr(sorted(study.point.items())), study.repeat, place)
+        other = chosen.get(key)
+        if other is None:
+            chosen[key] = run
+            continue
+        new, old = run, other
+        if other.good and not run.good:
+            new, old = other, run
+        replaced.setdefault(new.name, []).append(f"{old.name} ({old.status}) is replaced by {new.name}")
+        chosen[key] = new
+    return list(chosen.values()), replaced
+
+
+def about_loss(rows: Sequence[Row]) -> bool:
+    """Return whether the loss is a result of these rows: several seeds, or different ways to learn the same task."""
+    if any(row.loss and row.loss.seeds > 1 for row in rows):
+        return True
+    return bool(ranked_by_loss(rows))
+
+
+def scaling_modes(rows: Iterable[Row]) -> list[str]:
+    """Return how rows of the same variant grow with the number of GPUs: weak, strong or neither."""
+    return sorted({row.efficiency.mode for row in rows if row.efficiency})

@@ -1,0 +1,103 @@
+"""Known silent bugs of Megatron are found in releases that have them, and raise no alarm in releases without them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from fp8launch.cli import run
+from fp8launch.plugins.prove import work
+from fp8launch.plugins.validators.megatron_core import find_megatron
+
+pytestmark = [
+    pytest.mark.train,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs torch"),
+]
+
+BASE = """
+name: affected
+extends: [models/tiny, parts/pretrain, parts/distributed_optimizer, precision/bf16, hardware/h100]
+batch: {micro: 1, global: 32, sequence: 64}
+train: {iterations: 3, lr: 3.0e-4, min_lr: 3.0e-5, warmup: 1}
+resources: {nodes: 1, gpus_per_node: 2}
+"""
+EXPERTS = (
+    "model={num_experts: 4, moe_ffn_hidden_size: 64, moe_router_topk: 2, moe_router_load_balancing_type: aux_loss,"
+    " moe_aux_loss_coeff: 0.1}"
+)
+LATENT = (
+    "model={multi_latent_attention: true, q_lora_rank: 32, kv_lora_rank: 16, group_query_attention: null,"
+    " num_query_groups: null}"
+)
+# Advisory or report: its settings, the check that fails, a release that has it, and one that does not.
+BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
+    "etp-ne-tp-ep1, ETP 2": ((EXPERTS, "parallel.etp=2"), "gradients", "0.17", "0.19"),
+    "etp-ne-tp-ep1, ETP 1": ((EXPERTS, "parallel={tp: 2, sequence: auto, etp: 1}"), "gradients", "0.17", "0.19"),
+    "router-aux-pertoken-tp": (
+        (EXPERTS, "parallel={tp: 2, sequence: auto}", "megatron.calculate_per_token_loss=true"),
+        "gradients", "0.17", "0.19",
+    ),
+    "decoupled-lr-resume": (
+        ("megatron={decoupled_lr: 1.0e-4, use_distributed_optimizer: null, overlap_param_gather: null}",),
+        "resume", "0.17", "0.19",
+    ),
+    "mla-kpos-grad": ((LATENT, "parallel={tp: 2, sequence: false}"), "gradients", "0.19", None),
+    "mla-kpos-grad, sequence parallel": ((LATENT, "parallel={tp: 2, sequence: auto}"), "gradients", None, "0.19"),
+    "moe-tp-ep-norm": (
+        (
+            EXPERTS, "model.disable_bias_linear=null", "megatron.no_bias_swiglu_fusion=true",
+            "parallel={tp: 2, ep: 2, etp: 1, sequence: auto}",
+        ),
+        "grad_norm", "0.17", "0.19",
+    ),
+    "mtp-embedding-tag": (
+        ("model.mtp_num_layers=1", "parallel.pp=2", "megatron.decoupled_lr=2.0e-2"), "gradients", "0.17", "0.19",
+    ),
+    "expert-rng-resume": ((EXPERTS, "parallel.ep=2", "model.hidden_dropout=0.1"), "resume", "0.19", None),
+    "fully-reshardable-buckets": (
+        ("megatron={ddp_bucket_size: 1000, dist_ckpt_optim_fully_reshardable: true, overlap_grad_reduce: true}",),
+        "resume", "0.19", None,
+    ),
+    "fully-reshardable-buckets, other format": (
+        ("megatron={ddp_bucket_size: 1000, overlap_grad_reduce: true}",), "resume", None, "0.19",
+    ),
+    "sink-norm": (("model.softmax_type=learnable", "parallel.tp=2"), "grad_norm", "0.19", None),
+}  # fmt: skip
+
+
+@pytest.fixture
+def prove(
+    capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """Prove a recipe with a release; its checks by name."""
+    # The nearest right setting is not the question here.
+    monkeypatch.setattr(work, "MOST_TRIALS", 0)
+    recipe = write("affected.yaml", BASE)
+
+    def call(release: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+        if find_megatron(release) is None:
+            pytest.skip(f"Megatron-Core {release} is not on this machine")
+        words = ["prove", recipe, "--json"]
+        for override in (*overrides, f"software.megatron={release}"):
+            words += ["--set", override]
+        assert run(words) in (0, 1)
+        return {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+
+    return call
+
+
+@pytest.mark.parametrize("bug", [bug for bug, (_, _, affected, _) in BUGS.items() if affected])
+def test_an_affected_release_is_found(prove: Callable[..., dict[str, Any]], bug: str) -> None:
+    overrides, check, affected, _ = BUGS[bug]
+    assert not prove(affected, overrides)[check]["ok"]
+
+
+@pytest.mark.parametrize("bug", [bug for bug, (_, _, _, fixed) in BUGS.items() if fixed])
+def test_a_release_without_the_bug_agrees(prove: Callable[..., dict[str, Any]], bug: str) -> None:
+    overrides, _, _, fixed = BUGS[bug]
+    assert all(check["ok"] for check in prove(fixed, overrides).values())

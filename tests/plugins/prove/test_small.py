@@ -1,0 +1,195 @@
+"""The small model keeps a recipe's structure, and its layout the kinds of parallelism."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8launch.job.prepared import prepare
+from fp8launch.megatron.flag_problems import emit_argv
+from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.prove import uneven
+from fp8launch.plugins.prove.reduced_layout import MOST_RANKS, layout_text, reduce_layout
+from fp8launch.plugins.prove.settings import CPU, CUDA, not_computed
+from fp8launch.plugins.prove.small import SmallRun, reference, resumed_run, small_run
+from fp8launch.recipe.load import pack_names
+
+RECIPES = [name for name in pack_names() if "/" not in name]
+
+
+def small(recipe: str, *overrides: str) -> SmallRun:
+    run = prepare(recipe, overrides)
+    return small_run(run.args.values, run.layout)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reduced", "lost"),
+    [
+        ("llama70b_tensorwise_h100", "TP 2 x PP 2 (2 virtual stages) x DP 2", ()),
+        ("deepseek_v3_tensorwise_h100", "TP 2 x PP 2 (2 virtual stages) x DP 2, EP 2, ETP 1", ()),
+        ("qwen3_30b_a3b_tensorwise_h100", "DP 2, EP 2", ()),
+        ("mixtral_8x7b_tensorwise_h100", "PP 2 x DP 2, EP 2", ()),
+        ("gpt_oss_120b_tensorwise_h100", "PP 2 x DP 4, EP 2", ()),
+        ("llama8b_bf16", "DP 2", ("context parallelism (2)",)),
+        ("tiny_cpu", "1 rank", ()),
+    ],
+)
+def test_the_smallest_layout_of_the_same_kinds(recipe: str, reduced: str, lost: tuple[str, ...]) -> None:
+    run = prepare(recipe)
+    found = reduce_layout(run.args.values, run.layout)
+    assert (found.text, found.lost) == (reduced, lost)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_of_the_pack_has_a_small_run(recipe: str) -> None:
+    run = prepare(recipe)
+    divided = small_run(run.args.values, run.layout)
+    alone = reference(divided)
+    assert divided.layout.world <= MOST_RANKS
+    assert alone.layout.world == 1
+    for values in (divided.values, alone.values):
+        words = emit_argv(values, load_schema(run.args.version))
+        assert "--bf16" not in words
+        assert "--data-path" not in words
+    layers = int(divided.values["num_layers"])  # type: ignore[call-overload]
+    if stages := divided.values.get(uneven.LAYOUT):
+        assert str(stages).count("t") == layers
+    else:
+        counted = {*divided.values}.intersection(uneven.COUNTED)
+        assert (layers + len(counted)) % (divided.layout.pp * divided.layout.vp) == 0
+
+
+def test_kinds_of_layers_and_experts_stay() -> None:
+    values = small("deepseek_v3_tensorwise_h100").values
+    assert values["moe_layer_freq"] == "[0,1,1,1,1]"
+    assert values["multi_latent_attention"]
+    assert values["mtp_num_layers"] == 1
+    assert (values["num_experts"], values["moe_router_topk"], values["moe_router_num_groups"]) == (4, 2, 2)
+
+
+def test_fewer_query_groups_than_ranks_stay_fewer() -> None:
+    values = small("llama70b_tensorwise_h100", "parallel.tp=8", "model.num_query_groups=4").values
+    assert (values["num_query_groups"], values["tensor_model_parallel_size"]) == (1, 2)
+
+
+def test_the_reference_pads_the_vocabulary_as_the_layout_does() -> None:
+    divided = small("llama70b_tensorwise_h100", "model.vocab_size=128257")
+    alone = reference(divided)
+    assert divided.values["vocab_size"] == 250
+    assert divided.values["make_vocab_size_divisible_by"] == 64
+    assert alone.values["make_vocab_size_divisible_by"] == 128
+    assert not {"tensor_model_parallel_size", "use_distributed_optimizer", "sequence_parallel"} & alone.values.keys()
+
+
+def test_what_is_not_computed_has_a_reason() -> None:
+    found = not_computed(prepare("llama70b_tensorwise_h100").args.values)
+    assert found["fp8_recipe"] == "computed in fp32"
+    assert found["tp_comm_overlap"] == "needs Transformer Engine"
+    assert not {"lr", "log_interval", "train_iters", "vocab_size", "overlap_grad_reduce"} & found.keys()
+
+
+def test_settings_that_change_nothing_here_are_named() -> None:
+    run = prepare("tiny_cpu", ["megatron.reset_attention_mask=true", "megatron.eod_mask_loss=true"])
+    assert {"reset_attention_mask", "eod_mask_loss"} <= not_computed(run.args.values).keys()
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_padding_for_fp8_is_computed_where_fp8_is(device: str) -> None:
+    run = prepare("qwen3_30b_a3b_tensorwise_h100", ["megatron.moe_router_padding_for_quantization=true"])
+    found = not_computed(run.args.values, device)
+    assert found.get("moe_router_padding_for_quantization") == {CPU: "computed in fp32", CUDA: None}[device]
+
+
+def test_of_a_hybrid_only_attention_is_compared() -> None:
+    run = prepare("tiny_cpu", ["model={hybrid_layer_pattern: 'M*-M*-', num_layers: null}"])
+    assert not_computed(run.args.values)["hybrid_layer_pattern"].startswith("no Mamba")
+    values = small_run(run.args.values, run.layout).values
+    assert "hybrid_layer_pattern" not in values
+    assert values["num_layers"] == 2
+
+
+def test_an_unknown_flag_is_not_covered() -> None:
+    run = prepare("tiny_cpu", ["megatron.flash_decode=true", "megatron.mrope_section=[2,2,2]"])
+    found = not_computed(run.args.values)
+    assert found["flash_decode"] == found["mrope_section"] == "`prove` does not know it"
+    assert "flash_decode" not in small_run(run.args.values, run.layout).values
+
+
+STAGES = "parallel={tp: 1, pp: 4, vp: 1, cp: 1}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ("model.num_layers=14", "megatron.decoder_first_pipeline_num_layers=2"),
+            {"decoder_first_pipeline_num_layers": 1, "num_layers": 3},
+        ),
+        (
+            ("model.num_layers=14", "megatron.decoder_last_pipeline_num_layers=5"),
+            {"decoder_last_pipeline_num_layers": 2, "num_layers": 3},
+        ),
+        (
+            ("model.num_layers=15", "megatron.account_for_loss_in_pipeline_split=true"),
+            {"account_for_loss_in_pipeline_split": True, "num_layers": 3},
+        ),
+        (
+            ("model.num_layers=9", "megatron.pipeline_model_parallel_layout='Ettt|ttt|tt|tL'"),
+            {"pipeline_model_parallel_layout": "Ett|tL", "num_layers": 3},
+        ),
+        (
+            ("model={num_layers: 8, mtp_num_layers: 1}", "megatron.pipeline_model_parallel_layout='Ettt|ttttt|m|L'"),
+            {"pipeline_model_parallel_layout": "Ett|mL", "num_layers": 2},
+        ),
+    ],
+)
+def test_stages_with_different_numbers_of_layers_stay_different(
+    overrides: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    run = prepare("llama70b_tensorwise_h100", [STAGES, *overrides])
+    divided = small_run(run.args.values, run.layout)
+    assert expected.items() <= divided.values.items()
+    assert not reference(divided).values.keys() & {uneven.LAYOUT, uneven.FIRST, uneven.LAST, *uneven.COUNTED}
+    assert not not_computed(run.args.values).keys() & expected.keys()
+
+
+def test_a_resumed_run_keeps_what_it_resumes_with() -> None:
+    run = prepare("tiny_cpu", ["model.hidden_dropout=0.1", "megatron.lr_decay_style=WSD"])
+    values = resumed_run(run.args.values, run.layout).values
+    assert values["bf16"] is True
+    assert (values["hidden_dropout"], values["lr_decay_style"], values["lr_wsd_decay_iters"]) == (0.1, "WSD", 1)
+    assert "bf16" not in small_run(run.args.values, run.layout).values
+
+
+def test_nothing_of_the_machine_is_read() -> None:
+    """Neither data nor checkpoints, and no file that a flag names."""
+    recipe = prepare("tiny_cpu", ["checkpoint.dir=/nowhere/checkpoints", "data.cache=/nowhere/cache"])
+    values = small_run(recipe.args.values, recipe.layout).values
+    assert "/nowhere" not in str(values)
+
+
+def test_layouts_in_words() -> None:
+    assert layout_text(prepare("llama8b_bf16").layout) == "CP 2 x DP 4"
+
+
+def test_a_gpu_trains_in_the_precision_of_the_recipe() -> None:
+    run = prepare("llama8b_fp8", ["parallel.cp=2", "parallel.tp=2"])
+    small = small_run(run.args.values, run.layout, "cuda")
+    assert small.low_precision
+    assert (small.layout.tp, small.layout.cp) == (2, 2)
+    for flag in ("fp8_format", "fp8_recipe", "fp8_param_gather", "bf16", "context_parallel_size"):
+        assert small.values[flag] == (2 if flag == "context_parallel_size" else run.args.values[flag])
+    alone = reference(small)
+    assert "context_parallel_size" not in alone.values
+    # Megatron keeps FP8 weights with the distributed optimizer only.
+    assert alone.values["use_distributed_optimizer"] and alone.values["fp8_param_gather"]
+    assert resumed_run(run.args.values, run.layout, "cuda").layout.cp == 1
+    reasons = not_computed(run.args.values, "cuda")
+    assert not {"fp8_format", "bf16", "context_parallel_size"} & reasons.keys()
+    assert "needs a GPU" not in reasons.values()
+
+
+def test_gradients_of_delayed_scaling_are_compared_in_bf16() -> None:
+    run = prepare("llama8b_fp8", ["precision.recipe=delayed"])
+    assert not [flag for flag in small_run(run.args.values, run.layout, "cuda").values if flag.startswith("fp8_")]
+    assert resumed_run(run.args.values, run.layout, "cuda").values["fp8_recipe"] == "delayed"
+    assert "earlier steps" in not_computed(run.args.values, "cuda")["fp8_format"]
