@@ -51,7 +51,7 @@ MEANING = {
         "imply it. `convert` trains nothing",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
-        "precision.format": "`--fp8-format` or `--fp4-format`; needed for FP8: without it Megatron trains in bf16",
+        "precision.format": "`--fp8-format` or `--fp4-format`; required for FP8: without it Megatron trains in bf16",
         "precision.param_gather": "`--fp8-param-gather`, and the other flags that the recipe needs for it",
         "precision.bf16_layers.start": "layers at the start that stay in bf16",
         "precision.bf16_layers.end": "layers at the end that stay in bf16",
@@ -228,7 +228,7 @@ def _meaning(path: str, info: FieldInfo, meanings: dict[str, str]) -> str:
 
 def _default(info: FieldInfo) -> str:
     if info.is_required():
-        return "needed"
+        return "required"
     default = info.get_default(call_default_factory=True)
     if default is None or default == "" or default in ({}, []):
         return ""

@@ -1,4 +1,4 @@
-"""What the core itself offers, described like a plugin."""
+"""The core's own commands, engines, schedulers and files, declared as a plugin."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ def _command(group: str, name: str, text: str) -> Command:
     return Command(f"fp8launch.cli.{name}:{name}", group, text)
 
 
-# Headings of `fp8launch --help`, with the commands in their order.
+# Headings of `fp8launch --help`, with their commands in the order shown.
 _GROUPS = {
     "Prepare": {
         "recipes": "list the recipes of the pack, or explain one",
-        "check": "find what would stop or spoil a run, before it is submitted",
-        "estimate": "estimate parameters, memory per GPU, time of a step, GPU-hours",
+        "check": "find what would stop or spoil a run before you submit it",
+        "estimate": "estimate parameters, memory per GPU, step time and GPU-hours",
         "render": "print what would run: arguments, batch script, resolved recipe",
     },
     "Run": {
         "submit": "check, then submit a run or a study",
         "runs": "list your runs and their state",
         "logs": "print the log of a run; -f follows it",
-        "cancel": "end runs",
+        "cancel": "cancel runs and studies",
         "resume": "continue a run that has stopped",
     },
     "Read": {
@@ -31,14 +31,14 @@ _GROUPS = {
     },
     "Site": {
         "clusters": "list your cluster profiles",
-        "completion": "print the completion script of your shell",
+        "completion": "print the completion script for your shell",
     },
 }
 
 PLUGIN = Plugin(
     name="core",
     commands={name: _command(group, name, text) for group, texts in _GROUPS.items() for name, text in texts.items()},
-    # A recipe that states no key of another engine means the first.
+    # The first engine is the default. It runs every recipe that has no key of another engine.
     engines={
         "megatron_lm": "fp8launch.engines.megatron_lm.engine:MegatronLM",
         "script": "fp8launch.engines.script.engine:Script",

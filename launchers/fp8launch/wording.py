@@ -1,4 +1,4 @@
-"""Phrases that messages have in common."""
+"""Helpers for phrasing messages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def counted(number: int, noun: str) -> str:
 
 
 def joined(words: Sequence[str], conjunction: str = "and") -> str:
-    """Return words as a sentence lists them: `a`, `a and b`, `a, b and c`."""
+    """Join words as in a sentence: `a`, `a and b`, `a, b and c`."""
     if len(words) == 1:
         return words[0]
     return f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters; a longer one ends with `...`."""
+    """Cut a text to `longest` characters, ending in `...` if anything was cut."""
     if len(text) <= longest:
         return text
     return text[: longest - 3] + "..."
 
 
 def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return the first `most` names, and how many more there are."""
+    """Join the first `most` names and say how many more there are."""
     text = separator.join(names[:most])
     if len(names) > most:
         text += f" and {len(names) - most} more"

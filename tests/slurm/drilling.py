@@ -1,6 +1,6 @@
-"""What drills are made of: a run with checkpoints on the test cluster, and what became of it.
+"""Helpers of the drills: a run with checkpoints on the test cluster, and its outcome.
 
-`FP8LAUNCH_DRILLS=FILE` adds each drill's row to a table there (docs/survival.md holds one of a whole session).
+`FP8LAUNCH_DRILLS=FILE` adds each drill's row to a table there (benchmarks/resume/drills.md has a complete one).
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_slow_start_and_a_slow_save_are_no_hang(chain: Callable[..., Chain], t
     one = chain("--attempts", "2", *sets("survive.hang_after=30", f"launch.script={script}"))
     state = one.over(240)
     assert (state["state"], len(one.record["attempts"])) == ("completed", 1), one.said
-    row("start of 40 s and a save of 50 s, `hang_after: 30`", one, "nothing: neither is a hang")
+    row("start-up of 40 s and a save of 50 s, `hang_after: 30`", one, "nothing: neither is a hang")
 
 
 def test_a_rank_that_the_kernel_kills_for_its_memory(chain: Callable[..., Chain]) -> None:
@@ -145,7 +145,7 @@ def test_power_cut_in_the_middle_of_a_save(chain: Callable[..., Chain]) -> None:
     finished(one)
     later = one.record["attempts"][1:]
     assert later and later[0]["before"] == tracked
-    row("power cut in the middle of a save", one, f"{one.record['attempts'][0]['then']}; from iteration {tracked}")
+    row("power cut during a save", one, f"{one.record['attempts'][0]['then']}; from iteration {tracked}")
 
 
 def _next_save(one: Chain) -> int:
@@ -184,7 +184,7 @@ def test_a_peer_that_all_others_miss(chain: Callable[..., Chain]) -> None:
     # Slurm wakes the stopped rank before it kills it, and it may then say the same as the others.
     assert first["node"] in (None, f"node{node}")
     one.site.run("cancel", one.run)
-    row("a rank that all others wait for until gloo's time-out", one, first["then"])
+    row("a rank that all others wait for until gloo's timeout", one, first["then"])
 
 
 def test_a_killed_rank_whose_peer_is_reported_first(chain: Callable[..., Chain]) -> None:

@@ -97,4 +97,4 @@ def test_accounting_dead(site: Site, chain: Callable[..., Chain]) -> None:
     assert state["state"] == "completed", state
     assert site.json("parse", one.run)["iterations"] == ITERATIONS
     site.slurm.start_dbd()
-    row("slurmdbd dead from before `submit` to after the end", one, "nothing: squeue and the run folder have the state")
+    row("slurmdbd dead from before `submit` until after the run", one, "nothing: squeue and the run folder are enough")

@@ -149,7 +149,8 @@ def test_killed_at_each_step_the_same_command_completes_a_study(launchers: Launc
     for at, after in places:
         twice(launchers, at, after)
     row(
-        f"launcher killed at {len(places)} of its {len(steps)} steps of submitting a study of 20", "20 runs, a job each"
+        f"launcher killed at {len(places)} of the {len(steps)} steps of submitting a study of 20",
+        "20 runs, one job each",
     )
 
 
@@ -172,7 +173,7 @@ def test_killed_at_each_step_the_same_command_completes_a_single_run(launchers: 
         assert [run["jobs"] for run in runs] == [jobs], steps[at - 1]
         assert len(jobs) == 1, steps[at - 1]
         launchers.clear()
-    row(f"launcher killed at {len(places)} of its {len(steps)} steps of submitting a run", "one run, one job")
+    row(f"launcher killed at {len(places)} of the {len(steps)} steps of submitting a run", "one run, one job")
 
 
 def slow_sbatch(launchers: Launchers, before: str, after: str = ":") -> dict[str, str]:
@@ -268,7 +269,7 @@ def test_two_launchers_racing(launchers: Launchers) -> None:
     assert [process.returncode for process in racing] == [0] * 4
     assert len(names) == 4, "each of these commands asked for a run of its own"
     assert sorted(run["jobs"][0] for run in launchers.known(*names)) == launchers.jobs("tiny_cpu")
-    row("two launchers racing on a study of 20", "one says 20 submitted, the other 20 already existed")
+    row("two launchers submit the same study of 20 at once", "one submits 20 runs, the other finds that all 20 exist")
 
 
 # --- disks ------------------------------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ def test_another_job_with_the_number_of_ours_is_left_alone(launchers: Launchers)
 
 
 def row(what: str, seen: str) -> None:
-    """A row of the table of drills (docs/survival.md)."""
+    """Write a row of the table of drills (benchmarks/resume/drills.md)."""
     if file := os.environ.get("FP8LAUNCH_DRILLS"):
         with Path(file).open("a") as table:
             table.write(f"| {what} | 1 | 0 | 0 | {seen} |\n")

@@ -63,7 +63,7 @@ def test_preemption(chain: Callable[..., Chain], undisturbed: dict[int, float]) 
     assert len(one.record["attempts"]) == 2
     assert one.record["attempts"][0]["counts"] is False
     same_curve(one, undisturbed)
-    row("preempted by a higher partition", one, one.record["attempts"][0]["then"])
+    row("preempted by a partition of higher priority", one, one.record["attempts"][0]["then"])
 
 
 def test_power_cut_of_one_node_of_two(chain: Callable[..., Chain]) -> None:
@@ -76,7 +76,7 @@ def test_power_cut_of_one_node_of_two(chain: Callable[..., Chain]) -> None:
     assert "2" in first["nodes"] and rest
     assert rest[-1]["nodes"] != first["nodes"]
     assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
-    row("power cut of one node of two", one, first["then"])
+    row("power cut on one of two nodes", one, first["then"])
 
 
 def test_scancel_by_somebody_else(chain: Callable[..., Chain]) -> None:
@@ -91,7 +91,7 @@ def test_scancel_by_somebody_else(chain: Callable[..., Chain]) -> None:
     assert resumed.returncode == 0, resumed.stderr
     assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
     assert one.site.run("resume", one.run).returncode == 1
-    row("`scancel` by somebody else, then `resume`", one, state["survival"]["stopped"])
+    row("`scancel` by someone else, then `resume`", one, state["survival"]["stopped"])
 
 
 @pytest.mark.parametrize("way", ["requeue", "dependency"])
@@ -153,7 +153,7 @@ def test_a_torn_checkpoint_is_not_the_one_to_go_on_from(chain: Callable[..., Cha
     start = int(re.search(r"from iteration (\d+)", done.stderr)[1])  # type: ignore[index]
     assert 0 < start < newest
     assert one.site.json("parse", one.run)["iterations"] == ITERATIONS
-    row("newest checkpoint torn, then `resume`", one, f"continues from iteration {start}, not {newest}")
+    row("newest checkpoint truncated, then `resume`", one, f"continues from iteration {start}, not {newest}")
 
 
 def test_the_job_that_waits_is_cancelled(chain: Callable[..., Chain], undisturbed: dict[int, float]) -> None:

@@ -1,4 +1,4 @@
-"""The `fp8launch` command. Each verb is in its own module, which is imported when the verb is called."""
+"""The `fp8launch` command. Each subcommand lives in its own module, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fp8launch.plugin_registry import Command
 
 
 def commands() -> dict[str, Command]:
-    """Return the verbs, the core's first."""
+    """Return all commands, the core's before those of plugins."""
     return {name: offer.value for name, offer in plugin_registry.offered("commands").items()}
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, in place of KeyboardInterrupt, before which click prints an empty line."""
+    """Replaces KeyboardInterrupt, because click prints an empty line when it catches one."""
 
 
 class Verbs(click.Group):
-    """A group of commands that imports a command's module when the command is called."""
+    """A command group that imports a command's module only when the command is called."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -63,7 +63,7 @@ class Verbs(click.Group):
         for verb, command in commands().items():
             group = groups.setdefault(command.group, [])
             group.insert(group.index(command.before) if command.before in group else len(group), verb)
-        # Columns of the same width in every group.
+        # Pad all names to the widest one so that the columns line up across groups.
         widest = max(map(len, commands()))
         for title, verbs in groups.items():
             with formatter.section(title):
@@ -75,23 +75,23 @@ class Verbs(click.Group):
 @click.option("--remote", metavar="CLUSTER", expose_value=False, help="Run on this profile's login node, by ssh.")
 @click.option("--at", metavar="CLUSTER", expose_value=False, hidden=True)
 def cli() -> None:
-    """Launch FP8 pre-training with Megatron-Core on Slurm, and measure it. A recipe is a short YAML file, which
-    `fp8launch submit recipes/llama8b_fp8.yaml` turns into a Slurm job.
+    """Launch FP8 pre-training with Megatron-Core on Slurm, and measure it. A recipe is a short YAML file;
+    `fp8launch submit recipes/llama8b_fp8.yaml` turns it into a Slurm job.
     """
 
 
 def main() -> None:
-    """Run the command line. Every end is an exit code and a message, never a traceback."""
+    """Run the command line. It always exits with an exit code and a message, never with a traceback."""
     sys.exit(run(sys.argv[1:]))
 
 
-# Replacements for the signs of tables and charts in encodings that lack them.
+# Replacements for table and chart characters in encodings that lack them.
 _IN_ASCII = {"±": "+-", "×": "x", "█": "#", "▶": ">", "–": "-", "…": "...", "·": "-"}
 _IN_ASCII |= dict(zip("▁▂▃▄▅▆▇", "_.-:=+*", strict=True))
 
 
 def _as_ascii(failed: UnicodeError) -> tuple[str, int]:
-    """Replace characters that the terminal's encoding lacks: the program's own signs, and characters of names."""
+    """Replace characters that the terminal's encoding lacks, in our own output as well as in quoted names."""
     assert isinstance(failed, UnicodeEncodeError)
     text = failed.object[failed.start : failed.end]
     return "".join(_IN_ASCII.get(sign) or ascii(sign)[1:-1] for sign in text), failed.end
@@ -102,7 +102,7 @@ codecs.register_error("fp8launch", _as_ascii)
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code. With `--json`, an error is also a JSON object on stdout."""
-    # Other users must not be able to change run folders or what jobs write. A job inherits the umask through sbatch.
+    # Other users must not be able to write to run folders or to job output. sbatch passes the umask on to the job.
     os.umask(os.umask(0o022) | 0o022)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -117,17 +117,17 @@ def run(arguments: list[str]) -> int:
             show_json({"ok": False, "problems": list(map(Problem.as_json, refusal.problems))})
         return refusal.exit_code
     except BrokenPipeError:
-        # The reader (head, less) is gone, and Python would report that again when it flushes at exit.
+        # The reader (head, less) has exited. Without this, Python would report that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError:
-        return MACHINE_LACKS  # stdout cannot be written, as the message on stderr says
+        return MACHINE_LACKS  # stdout is not writable; stderr already has the message
 
 
 def _full_output(exc: OSError) -> str:
-    """Return the name of stdout if an error without a file name must be its own: a full disk or quota.
+    """Return the file that stdout is redirected to if `exc` can only come from it: a full disk or quota.
 
-    Files that commands write have their names in the errors.
+    Errors about other files carry the file's name.
     """
     if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not sys.stdout.isatty():
         with contextlib.suppress(OSError):
@@ -136,14 +136,14 @@ def _full_output(exc: OSError) -> str:
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    """Return whether a command should print JSON, even if its other arguments cannot be parsed."""
+    """Return whether the user requested JSON, even if the other arguments cannot be parsed."""
     if "--" in arguments:
         arguments = arguments[: arguments.index("--")]
     return "--json" in arguments
 
 
 def _refusal(arguments: list[str]) -> int | UserError:
-    """Run one command. Return its exit code, or the error that ended it after printing its message."""
+    """Run one command and return its exit code. If it fails, print the message and return the error."""
     from fp8launch.cli.output import eprint, print_problems
 
     try:
@@ -152,7 +152,7 @@ def _refusal(arguments: list[str]) -> int | UserError:
         print_problems(exc.problems)
         return exc
     except click.ClickException as exc:
-        # It may quote names of other users' files, which a pattern of the shell found.
+        # The message may quote names of other users' files that a shell glob matched, so eprint escapes it.
         words = io.StringIO()
         exc.show(words)
         eprint(words.getvalue().rstrip("\n"))
@@ -161,7 +161,7 @@ def _refusal(arguments: list[str]) -> int | UserError:
             command = exc.ctx.command_path
         return error("usage", exc.format_message(), command, f"read `{command} --help`")
     except (KeyboardInterrupt, Interrupted, click.Abort) as exc:
-        # A terminal shows ^C without the end of the line. click has printed one before an Abort.
+        # A terminal echoes ^C without a newline. Before an Abort, click has already printed one.
         newline = "\n" if sys.stderr.isatty() and not isinstance(exc, click.Abort) else ""
         eprint(f"{newline}interrupted")
         return error("interrupted", "interrupted", exit_code=INTERRUPTED)

@@ -1,4 +1,4 @@
-"""`fp8launch cancel`: end runs."""
+"""`fp8launch cancel`: cancel the jobs of runs and studies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fp8launch.wording import counted
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="RUN|STUDY...", shell_complete=complete.runs)
 def cancel(names: tuple[str, ...]) -> None:
-    """End every job of these runs and studies. Their folders are kept."""
+    """Cancel all jobs of runs and studies. Run folders are kept."""
     for name in names:
         study = find_study(name)
         if study is None:

@@ -1,4 +1,4 @@
-"""`fp8launch check`: what would stop or spoil a run."""
+"""`fp8launch check`: find what would stop or spoil a run."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def check(
     as_json: bool,
     **asked: bool,
 ) -> int:
-    """Find what would stop or silently spoil runs: format, flags, Megatron's own checks, rules, memory, machine.
+    """Find what would stop or silently spoil a run: syntax, flags, Megatron's validators, rules, memory, machine.
 
-    Name a folder to check all recipes in it, or a run or a study to check the recipes of its runs. Exit code 0: no
-    errors; 1: errors; 2: a recipe cannot be parsed; 3: Megatron's own validators, or a rehearsal, gave no answer.
+    Name a folder to check all recipes in it, or a run or study to check the recipes of its runs. Exit code 0: no
+    errors; 1: errors; 2: a recipe cannot be parsed; 3: Megatron's validators, a rehearsal or a proof could not run.
     """
     profile = load_cluster(cluster)
     checked = check_recipes(
@@ -84,7 +84,7 @@ def refuse_errors(
 
 
 def _show(checked: CheckedRecipes, verbose: bool) -> None:
-    """Print the problems on stdout, and on stderr what was not checked and the verdict."""
+    """Print problems on stdout; print the layers that did not run and the verdict on stderr."""
     results = checked.results
     for name, result in results.items():
         if len(results) > 1 and result.problems:
@@ -110,7 +110,7 @@ def _show(checked: CheckedRecipes, verbose: bool) -> None:
 
 
 def _verdict(results: Collection[CheckResult], verdicts: Iterable[str]) -> str:
-    """Return how many recipes are good, in one line."""
+    """Summarize the results of all recipes in one line."""
     parts = [f"{counted(len(results), 'recipe')} checked"]
     errors = unknown = warned = silenced = 0
     for result in results:

@@ -15,7 +15,7 @@ from fp8launch.resources import pack_folder
 @click.command()
 @json_option
 def clusters(as_json: bool) -> None:
-    """List your cluster profiles, and the examples to start from."""
+    """List your cluster profiles and the examples to start from."""
     rows = [*_profiles(cluster_files(), "yours"), *_profiles(_examples(), "example")]
     if as_json:
         show_json([dict(zip(("name", "kind", "file", "description"), row, strict=True)) for row in rows])

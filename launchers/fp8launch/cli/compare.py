@@ -1,4 +1,4 @@
-"""`fp8launch compare`: runs, studies and logs side by side."""
+"""`fp8launch compare`: compare runs, studies and logs side by side."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fp8launch.report.conclusion import conclusion
 from fp8launch.report.named_runs import read_runs
 from fp8launch.report.parity import TOLERANCE
 
-# Columns of the output in a pipe.
+# Width in columns when the output is piped.
 _WIDTH = 120
 gpu_option = click.option("--gpu", type=click.Choice(list(GPUS)), help="GPU model for MFU, for logs without a run.")
 _options = (
-    click.option("--baseline", metavar="X", help="Baseline of speed-ups: a variant, precision, key=value or run."),
+    click.option("--baseline", metavar="X", help="Baseline for speed-ups: a variant, precision, key=value or run."),
     *file_options(),
     gpu_option,
     click.option(
@@ -30,7 +30,7 @@ _options = (
     ),
     click.option(
         "--tolerance", type=click.FloatRange(0, 1), default=TOLERANCE, show_default=True,
-        help="Largest relative loss difference that is still parity.",
+        help="Largest relative loss difference that counts as parity.",
     ),
     click.option("--force", is_flag=True, help="Print ratios between runs that cannot be compared, marked with '!'."),
     json_option,
@@ -56,8 +56,8 @@ def compare(
     fp8launch compare STUDY
     fp8launch compare logs/bf16.log logs/fp8.log --baseline bf16
 
-    Each log counts as a separate run. Name a folder to compare all logs in it (TensorBoard event files in a folder
-    count as one run), or a recipe to compare all its runs.
+    Each log counts as a separate run. Name a folder to compare all logs in it (its TensorBoard event files count as
+    one run), or a recipe to compare all its runs.
     """
     comparison = side_by_side(
         read_runs(names, gpu, eprint), baseline, price_per_gpu_hour=price_per_gpu_hour, tolerance=tolerance, force=force

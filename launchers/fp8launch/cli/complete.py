@@ -1,4 +1,4 @@
-"""Complete names on the command line. Each list is read when the shell asks for it."""
+"""Shell completion of names. Each list is read only when the shell asks for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from click.shell_completion import CompletionItem
 
 from fp8launch.diagnostics import UserError
 
-# bash inserts a completion unquoted, and a word that begins with a dash is an option. Other users choose the names of
-# their runs, so only names that every shell reads as one plain word are offered. Names in the pack contain slashes.
+# bash inserts completions unquoted, and a word with a leading dash would be an option. Other users choose the names of
+# their runs, so offer only names that every shell reads as one plain word. Slashes occur in the names of pack parts.
 _PLAIN_WORD = re.compile(r"(?!-)[A-Za-z0-9._+/-]+")
 
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the pack's recipes and studies; if none matches, runs; otherwise files."""
+    """Complete the pack's recipes and studies, else runs, else files."""
     return _items(_recipes(), incomplete) or _items(_runs(), incomplete, files=True)
 
 
@@ -30,7 +30,7 @@ def _recipes() -> list[str]:
 
 
 def _runs() -> Iterator[str]:
-    """Yield the ids of studies, then of runs, the newest first. The user's own come before other users'."""
+    """Yield study ids, then run ids, newest first. The user's own come before those of other users."""
     from fp8launch.rundir.registry import all_runs, all_studies
 
     yield "latest"
@@ -55,7 +55,7 @@ def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the ids of runs and studies; if none matches, recipes; otherwise files."""
+    """Complete the ids of runs and studies, else recipes, else files."""
     return _items(_runs(), incomplete) or _items(_recipes(), incomplete, files=True)
 
 
@@ -67,7 +67,7 @@ def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the keys of a recipe, and after `megatron.` and `model.` the flags of the newest Megatron."""
+    """Complete recipe keys; after `megatron.` and `model.`, complete the flags of the newest Megatron."""
     if "=" in incomplete:
         return []
     return _items(_keys(incomplete), incomplete)
@@ -97,7 +97,9 @@ def _keys(incomplete: str) -> Iterator[str]:
 
 
 def _items(names: Iterable[str], incomplete: str, files: bool = False) -> list[CompletionItem]:
-    """Return the names that begin so and are plain words. With `files` and without any, the shell completes files."""
+    """Return the plain-word names that start with `incomplete`. If there are none and `files` is set, the shell
+    completes file names instead.
+    """
     found: list[str] = []
     with contextlib.suppress(UserError, OSError):
         for name in dict.fromkeys(names):

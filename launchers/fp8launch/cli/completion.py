@@ -1,4 +1,4 @@
-"""`fp8launch completion`: the script by which a shell completes commands, options and names."""
+"""`fp8launch completion`: print the script with which a shell completes commands, options and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "_FP8LAUNCH_COMPLETE"
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell for recipes, runs, studies, cluster profiles, keys, commands and options.
+    """Print a shell's completion script. It completes commands, options, recipes, keys, runs, studies and profiles.
 
     \b
     bash: echo 'eval "$(fp8launch completion bash)"' >> ~/.bashrc

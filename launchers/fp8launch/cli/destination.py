@@ -1,4 +1,4 @@
-"""Options that select where the jobs of a command go: cluster profile, scheduler, options of Slurm."""
+"""Options that select where a command's jobs run: cluster profile, scheduler and Slurm options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fp8launch.cli.output import cluster_option
 
 
 class BackendName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """The name of a scheduler, of the core or a plugin. Plugins are looked up only when a command runs."""
+    """The name of a scheduler from the core or a plugin. Plugins are looked up only when a command runs."""
 
     name = "backend"
 
@@ -30,8 +30,8 @@ _slurm_options = (
     click.option("--account", metavar="NAME", help="Slurm account of this submission."),
     click.option("--qos", metavar="NAME", help="Slurm QOS of this submission."),
     click.option("--time", metavar="LIMIT", help="Time limit in one of Slurm's formats (resources.time)."),
-    click.option("--nodelist", metavar="NODES", help="Nodes that the job must have."),
-    click.option("--exclude", metavar="NODES", help="Nodes that the job must not have, in addition to the profile's."),
+    click.option("--nodelist", metavar="NODES", help="Nodes that the job must include."),
+    click.option("--exclude", metavar="NODES", help="Nodes that the job must not use, in addition to the profile's."),
     click.option("--reservation", metavar="NAME", help="Slurm reservation of this submission."),
     click.option("--nice", type=click.IntRange(-2147483645, 2147483645), metavar="N", help="Lower the priority by N."),
     click.option("--slurm", "extra", multiple=True, metavar="KEY=VALUE", help="Any other sbatch option; repeatable."),

@@ -1,4 +1,4 @@
-"""`fp8launch estimate`: parameters, memory per GPU and step time by term, FLOPs, GPU-hours."""
+"""`fp8launch estimate`: estimate parameters, memory and step time by term, FLOPs and GPU-hours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BAR = 30
 def estimate(
     recipe: str, overrides: tuple[str, ...], nodes: int | None, gpu: str | None, speed: float | None, as_json: bool
 ) -> int:
-    """Estimate parameters, memory of the fullest GPU, step time, FLOPs, tokens and GPU-hours of a run.
+    """Estimate a run's parameters, memory on the fullest GPU, step time, FLOPs, tokens and GPU-hours.
 
     Nothing runs. The exit code is 0 even if the run does not fit; `check` reports that as an error.
     """
@@ -106,7 +106,7 @@ def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
 
 
 def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
-    """Group neighbouring stages of the same size."""
+    """Group consecutive pipeline stages with the same number of parameters."""
     found: list[tuple[int, list[int]]] = []
     for rank, count in enumerate(counts):
         if found and found[-1][0] == count:
@@ -135,7 +135,7 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
     rows = []
     if costs.flops_per_token:
         rows.append(("FLOP per token", f"{costs.flops_per_token:.4g}", "as Megatron counts them"))
-    if costs.tokens_per_step:  # otherwise the recipe has no sequence length
+    if costs.tokens_per_step:  # 0 if the recipe has no sequence length
         batch = f"{run.layout.global_batch} sequences of {costs.tokens_per_step // run.layout.global_batch}"
         rows.append(("tokens per step", f"{costs.tokens_per_step:,}", batch))
     if costs.tokens:
@@ -156,7 +156,7 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
 
 
 def _bar(size: float, whole: float) -> str:
-    """Return a bar that is full at the size of the device, with an arrow if the memory exceeds it."""
+    """Return a bar that is full at the device's memory. An arrow marks memory beyond it."""
     length = round(BAR * size / whole)
     if length > BAR:
         return "█" * BAR + "▶"

@@ -1,4 +1,4 @@
-"""Follow a run to its end, with a progress bar from the iterations in its log."""
+"""Follow a run until it ends, with a progress bar driven by the iterations in its log."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fp8launch.schedulers.base import JobState, Scheduler
 from fp8launch.untyped import as_int
 
 LOST_SECONDS = 120.0
-# The last frames and the exception. The frames above them belong to launchers.
+# Enough for the last frames and the exception. The frames above them belong to launchers.
 TRACEBACK_LINES = 12
 
 
 def wait_for(run: RunFolder, scheduler: Scheduler, listeners: Sequence[RunListener], brief: bool = False) -> bool:
-    """Show the run's progress until it ends, then its report. Return whether it completed and was healthy to the end.
+    """Show the run's progress until it ends, then its report. Return whether it completed and stayed healthy.
 
-    Ctrl-C ends the command, not the run. With `brief`, for the runs of a study, a completed run gets one line.
+    Ctrl-C ends the command, not the run. With `brief`, used for studies, a completed run gets one line.
     """
 
     def alarm(problem: HealthProblem) -> None:
@@ -44,7 +44,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, listeners: Sequence[RunListen
     state = watch_to_end(run, scheduler, "run", alarm)
     completed = state.status == "completed"
     report = _report(run)
-    # The job of a training that is NaN, or did not run in FP8, may complete. `parse` reports that, and so does this.
+    # A job can complete although its loss is NaN or FP8 never ran. Report that as `parse` does.
     good = completed and (report is None or report.status not in ("failed", "unhealthy"))
     if report is not None and not (brief and good):
         from fp8launch.report.text import render_text
@@ -58,7 +58,7 @@ def wait_for(run: RunFolder, scheduler: Scheduler, listeners: Sequence[RunListen
 
 
 def _report(run: RunFolder) -> RunReport | None:
-    """Return what `parse` reports about a run, None if it left no log."""
+    """Return the report that `parse` prints, or None if the run left no readable log."""
     try:
         return report_of(run)
     except (UserError, OSError):
@@ -68,10 +68,10 @@ def _report(run: RunFolder) -> RunReport | None:
 def watch_to_end(
     run: RunFolder, scheduler: Scheduler, what: str, alarm: Callable[[HealthProblem], None] = lambda problem: None
 ) -> JobState:
-    """Show a run's progress until it ends, then its state, and return the state. Ctrl-C does not end the run.
+    """Show a run's progress until it ends, print its state and return it. Ctrl-C does not end the run.
 
-    `what` is the word for the run in messages. `alarm` is called once for each code and severity of a health problem,
-    as soon as the log shows it.
+    `what` is what messages call the run. `alarm` is called once per code and severity of a health problem, as soon as
+    the log shows it.
     """
     try:
         state = _watch(run, scheduler, alarm)
@@ -83,7 +83,7 @@ def watch_to_end(
 
 
 def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem], None]) -> JobState:
-    """Show a run's progress until it ends, and return its last state."""
+    """Show a run's progress until it ends, and return its final state."""
     manifest = run.manifest()
     total = as_int(stated_arguments(manifest).get("train_iters"))
     every = scheduler.capabilities.poll_seconds
@@ -113,7 +113,7 @@ def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem]
             if now - asked >= every:
                 asked, state = now, scheduler.state(run)
                 for problem in progress_of(run, manifest, state).health:
-                    # A warning may become an error, which is reported too.
+                    # A warning that turns into an error is reported again.
                     kind = (problem.code, problem.severity)
                     if kind not in reported:
                         reported.add(kind)
@@ -125,13 +125,13 @@ def _watch(run: RunFolder, scheduler: Scheduler, alarm: Callable[[HealthProblem]
                     lost = now
                 if lost and now - lost > LOST_SECONDS:
                     return state
-            # After the end there is one more round, for lines that were written while the scheduler was asked.
+            # Once the run has ended, poll once more for lines written while the scheduler was being asked.
             if not state.final:
                 time.sleep(0.3)
 
 
 class _NewIterations:
-    """New iterations in the log of a run's newest attempt."""
+    """Reads new iterations from the log of a run's newest attempt."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -148,7 +148,7 @@ class _NewIterations:
 
 
 def _stage(run: RunFolder, manifest: dict[str, Any], state: JobState) -> str:
-    """Return the state: in the queue with the reason, before the first iteration as the stage of the start-up."""
+    """Describe the state: the reason while queued, or the start-up stage before the first iteration."""
     if state.status == "pending":
         return str(state).replace("pending", "queued", 1)
     return progress_of(run, manifest, state).stage or state.status
@@ -169,7 +169,7 @@ def _worth_a_line(iteration: Iteration) -> bool:
 
 
 def show_failure(run: RunFolder, report: RunReport | None) -> None:
-    """Show the end of the traceback behind a failure. Without a recognized failure, show the last lines of the log."""
+    """Show the end of the traceback that explains a failure, or the last lines of the log if there is none."""
     failure = report.failure if report is not None else None
     if failure is None:
         show_end(run)
@@ -180,11 +180,11 @@ def show_failure(run: RunFolder, report: RunReport | None) -> None:
             eprint(f"--- end of the traceback in {path}\n" + "\n".join(shown[-TRACEBACK_LINES:]))
             return
     if failure.depth >= EXCEPTION:
-        show_end(run)  # this line shows that something failed, but not what
+        show_end(run)  # the recognized line only says that something failed, not what
 
 
 def show_end(run: RunFolder, count: int = 15) -> None:
-    """Show the last lines that a run and its batch script wrote."""
+    """Show the last lines of a run's log and of its batch script's output."""
     for path in run.logs()[-1:] + run.batch_output()[-1:]:
         text = last_lines(path, count)
         if text:

@@ -1,4 +1,4 @@
-"""`fp8launch logs`: what a run printed."""
+"""`fp8launch logs`: print or follow the log of a run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def logs(
 
 
 def _refuse_combinations(chosen: Sequence[str], follow: bool) -> None:
-    """Refuse more than one option that selects lines, and any such option together with -f."""
+    """Refuse to combine options that select lines, with each other or with -f."""
     if chosen and follow:
         raise click.UsageError(f"{' and '.join(chosen)} cannot follow with -f; `fp8launch watch` follows and filters")
     if len(chosen) > 1:
@@ -99,7 +99,7 @@ def _print_last(path: Path, count: int) -> None:
 
 
 def _print_some(path: Path, whose: str, found: list[str], last: int | None) -> None:
-    """Print the lines of a rank or a node, or only the last ones."""
+    """Print the lines of a rank or node, or only the last few."""
     if not found:
         message = f"no line of the log belongs to {whose}"
         fix = "the log of a single process has no ranks; `fp8launch logs RUN` prints the whole log"
@@ -116,7 +116,7 @@ def _follow(run: RunFolder) -> None:
     files: dict[Path, GrowingFile] = {}
     asked, final = 0.0, False
     while True:
-        # A requeued run starts a new log. Lines that are still added to the earlier one are printed too.
+        # A requeued run starts a new log, but the old one may still receive lines. Print both.
         for attempt in run.attempts():
             files.setdefault(attempt.log, GrowingFile(attempt.log)).copy(final)
         if final:

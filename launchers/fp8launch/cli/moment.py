@@ -1,4 +1,4 @@
-"""The type of options that take an age or a date."""
+"""Parameter type for options that take an age or a date."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A time on the command line, in seconds since the epoch: an age such as `30d`, or a date such as `2026-11-01`."""
+    """Converts an age such as `30d` or a date such as `2026-11-01` to seconds since the epoch."""
 
     name = "AGE|DATE"
 

@@ -1,4 +1,4 @@
-"""Print data on stdout and messages on stderr, with colour on terminals only. Options that commands share."""
+"""Print data on stdout and messages on stderr, in colour on terminals only. Also defines shared options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fp8launch.diagnostics import ANSWER_IS_NO, Problem, error, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-# With fewer items the work is done before anybody could read a bar.
+# Below this many items, the work is over before anyone could read a progress bar.
 BAR_FROM = 12
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -36,12 +36,12 @@ logs_argument = click.argument(
 )
 recipe_options = (
     set_option,
-    click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; weak scaling grows the global batch."),
+    click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; weak scaling grows the batch with it."),
 )
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Combine several click options into one decorator, shown in the order given."""
+    """Combine click options into one decorator. Help lists them in this order."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -52,7 +52,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def with_gpu(overrides: Sequence[str], gpu: str | None) -> tuple[str, ...]:
-    """Return the overrides, with one for the GPU if it is given."""
+    """Append an override for the GPU model if one was given."""
     if gpu is None:
         return tuple(overrides)
     from fp8launch.recipe.load import Override
@@ -61,35 +61,35 @@ def with_gpu(overrides: Sequence[str], gpu: str | None) -> tuple[str, ...]:
 
 
 def overrides_text(overrides: Iterable[str]) -> str:
-    """Return overrides as the options of a command line."""
+    """Format overrides as command-line options."""
     import shlex
 
     return " ".join(f"--set {shlex.quote(word)}" for word in overrides)
 
 
 def number_text(value: float | None, form: str) -> str:
-    """Return a number in Python's format `form`, or an empty text for None."""
+    """Format a number with the format spec `form`; None becomes an empty string."""
     if value is None:
         return ""
     return format(value, form)
 
 
 def styled(text: str, **style: Any) -> str:
-    """Return a text in click's style, such as `fg`, unless NO_COLOR is set or the terminal has no colours."""
+    """Apply click styles such as `fg`, unless NO_COLOR is set or the terminal has no colours."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return text
     return click.style(text, **style)
 
 
 def eprint(message: str) -> None:
-    """Print a message on stderr. Control characters are escaped, because messages quote logs and names."""
+    """Print a message on stderr. Control characters are escaped because messages quote logs and file names."""
     click.echo(printable(message), err=True)
 
 
 def echo(text: object = "", nl: bool = True, **style: Any) -> None:
     """Print data on stdout. On a terminal, control characters are escaped.
 
-    `style` has click's names, such as `fg` and `bold`.
+    `style` takes click's style names, such as `fg` and `bold`.
     """
     line = str(text)
     if sys.stdout.isatty():
@@ -100,7 +100,7 @@ def echo(text: object = "", nl: bool = True, **style: Any) -> None:
 
 
 def confirm(question: str, what: str, declined: str = "nothing was submitted") -> None:
-    """Ask a question. Raises UserError if the answer is no, or without a terminal to ask about `what`."""
+    """Ask for confirmation. Raise UserError if the answer is no or standard input is not a terminal."""
     if not sys.stdin.isatty():
         message = f"standard input is not a terminal, so the {what} cannot be confirmed"
         raise error("not-asked", message, fix="pass --yes")
@@ -109,10 +109,10 @@ def confirm(question: str, what: str, declined: str = "nothing was submitted") -
 
 
 def console(err: bool = False, width: int = 240, soft_wrap: bool = False) -> Console:
-    """Return a console for tables, bars and screens. In a pipe it is `width` columns wide.
+    """Return a rich console for tables, progress bars and full-screen views, `width` columns wide if piped.
 
-    With `soft_wrap`, longer lines are not broken in a pipe. Texts are shown literally: control characters are escaped,
-    and rich's markup is off.
+    With `soft_wrap`, longer lines are not broken when piped. Text is printed literally: control characters are
+    escaped, and rich's markup is off.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -140,7 +140,7 @@ _SEVERITY_COLOUR = {"error": "red", "warning": "yellow"}
 
 
 def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
-    """Print problems on stderr, or on stdout without `err`."""
+    """Print problems on stderr, or on stdout if `err` is false."""
     for problem in problems:
         if problem.kind == "advisory":
             click.echo(_advisory_text(problem), err=err)
@@ -155,7 +155,7 @@ def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
 
 
 def _advisory_text(problem: Problem) -> str:
-    """Return a known bug in lines of at most 80 columns. Its address stays whole, so that it can be copied."""
+    """Format a known bug in lines of at most 80 columns. Its URL is never broken, so that it can be copied."""
     where = f"{problem.where}: " if problem.where else ""
     first, *lines = _folded(f"{where}{problem.severity}: {problem.message} [{problem.code}]", "    ")
     label = styled(problem.severity, fg=_SEVERITY_COLOUR[problem.severity], bold=True)
@@ -176,7 +176,7 @@ T = TypeVar("T")
 
 
 def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
-    """Yield the items, with a progress bar if they are many and stderr is a terminal."""
+    """Yield the items, with a progress bar if there are many and stderr is a terminal."""
     if len(items) < BAR_FROM or not sys.stderr.isatty():
         return items
     from rich.markup import escape
@@ -187,7 +187,7 @@ def with_bar(items: Sequence[T], what: str) -> Iterable[T]:
 
 @contextmanager
 def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show on a terminal how many of `total` steps are done. The value is called at the end of each step."""
+    """Show a progress bar on a terminal. Call the yielded function once after each of the `total` steps."""
     if not total or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -200,14 +200,14 @@ def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-# A column of sentences is readable from this width on.
+# Minimum width at which a column of sentences is readable.
 NARROWEST = 24
 # Spaces between two columns.
 GAP = 2
 
 
 def terminal_width(err: bool = False) -> int:
-    """Return the width in which tables are printed."""
+    """Return the width to which tables are fitted."""
     return console(err).width
 
 
@@ -220,10 +220,10 @@ def show_table(
     drop: Sequence[str] = (),
     right: Sequence[str] = (),
 ) -> None:
-    """Print a table on stdout, or on stderr; columns in `right` or with a unit in their header are right-aligned.
+    """Print a table on stdout or stderr. Columns in `right`, or with a unit in their header, are right-aligned.
 
-    The cells of `unbroken` columns (ids, which people copy) are never folded. Where the terminal is too narrow, the
-    columns in `drop` are left out, the first one first.
+    Cells of `unbroken` columns are never folded, so that ids can be copied. If the terminal is too narrow, columns in
+    `drop` are left out, starting with the first.
     """
     from rich.table import Table
     from rich.text import Text
@@ -242,20 +242,20 @@ def show_table(
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column in unbroken)
     for row in cells:
         table.add_row(*(Text(row[position]) for position in kept))
-    # In a pipe lines are not folded, because a script or grep may read them.
+    # Lines are not folded in a pipe, where grep or a script may read them.
     screen.print(table)
 
 
 def _columns_that_fit(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, unbroken: Collection[str], drop: Sequence[str]
 ) -> tuple[list[int], int]:
-    """Return the positions of the columns to show, and the smallest width for them."""
+    """Return the indices of the columns to show and their minimum widths."""
     least = []
     for position, column in enumerate(columns):
         longest = max((len(row[position]) for row in rows), default=0)
         if column not in unbroken:
             longest = min(longest, NARROWEST)
-        # A header breaks between its words.
+        # Headers may break between words.
         heading = len(column)
         if column not in unbroken:
             heading = max(map(len, column.split()), default=0)

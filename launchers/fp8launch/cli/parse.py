@@ -1,4 +1,4 @@
-"""`fp8launch parse`: the throughput of a run, or of any Megatron log."""
+"""`fp8launch parse`: report the throughput of runs or of any Megatron log."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def parse(
 ) -> int:
     """Report the throughput of runs, of all runs of a study, or of the newest run of a recipe.
 
-    Several logs are the attempts of one run, oldest first. A log may be compressed by gzip, xz or bzip2. If a run's log
-    is gone, LOG may also be a TensorBoard event file or a folder of them.
+    Several logs are read as the attempts of one run, oldest first. Logs may be compressed with gzip, xz or bzip2. If
+    the log is gone, LOG may be a TensorBoard event file or a folder of event files.
     """
     stated = None
     if seq_length:

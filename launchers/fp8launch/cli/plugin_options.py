@@ -1,7 +1,7 @@
 """Options that plugins add to core commands.
 
-The option of a plugin that is not active is hidden, and names the plugin when it is used. Each function imports what
-its own commands need, so that `check` does not import the reports.
+If a plugin is not active, its options are hidden, and using one reports which plugin it needs. Imports are local to
+each function so that `check` does not import the reports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Decorator = Callable[[Any], Any]
 
 
 def layer_options(command: Literal["check", "submit"]) -> list[Decorator]:
-    """Return the options of `check` or `submit` that request layers."""
+    """Return the options with which `check` or `submit` request additional check layers."""
     from fp8launch.check.extra_layers import extra_layers
 
     options: list[Decorator] = []
@@ -34,7 +34,7 @@ def layer_options(command: Literal["check", "submit"]) -> list[Decorator]:
 
 
 def file_options() -> list[Decorator]:
-    """Return the options of `compare` that write files."""
+    """Return the options with which `compare` writes files."""
     from fp8launch.report.comparison_files import comparison_files
 
     options: list[Decorator] = []

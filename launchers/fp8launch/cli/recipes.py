@@ -1,4 +1,4 @@
-"""`fp8launch recipes`: the recipes and studies of the pack."""
+"""`fp8launch recipes`: list the pack's recipes and studies, or explain one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fp8launch.recipe.catalog import Part, Row, explained, pack_parts, pack_reci
 from fp8launch.resources import pack_folder
 from fp8launch.rundir.names import recipe_named
 
-# Lists or explains recipes, given a name (or None), a release, the filters, and the options --published and --json.
+# Lists recipes or explains one. Takes a name or None, a release, the filters, and the values of --published and --json.
 Listing: TypeAlias = "Callable[[str | None, str | None, Mapping[str, str | None], bool, bool], None]"
 _PUBLISHED = plugin_registry.offered("published_recipes")
 _ABSENT = plugin_registry.absent("published_recipes")
@@ -40,7 +40,7 @@ _ABSENT = plugin_registry.absent("published_recipes")
 @click.option(
     "--published",
     is_flag=True,
-    help="With --engine bridge: every throughput that NVIDIA publishes, with its recipe or why it has none.",
+    help="With --engine bridge: all throughputs that NVIDIA publishes, each with its recipe or why it has none.",
 )
 @json_option
 def recipes(
@@ -56,9 +56,9 @@ def recipes(
 ) -> None:
     """List the recipes and studies of the pack and the parts that recipes extend, or explain one.
 
-    The explanation has every value, with the file and line that it comes from.
+    An explanation shows every value and the file and line that set it.
 
-    With --engine bridge, or NAME as bridge:RECIPE, the same for the performance recipes of Megatron-Bridge.
+    With --engine bridge, or a NAME such as bridge:RECIPE, list or explain Megatron-Bridge's performance recipes.
     """
     prefix, colon, plain_name = (name or "").partition(":")
     if colon and prefix in _PUBLISHED:
@@ -150,7 +150,7 @@ def _show_parts(parts: Sequence[Part], as_json: bool) -> None:
 
 
 def _fitting(rows: Iterable[Row], gpu: str | None, model: str | None, precision: str | None) -> list[Row]:
-    """Return the rows that pass every filter that is set."""
+    """Return the rows that match all given filters."""
     found = []
     for row in rows:
         if gpu is not None and row.recipe.resources.gpu != gpu.lower():

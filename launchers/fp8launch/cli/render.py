@@ -1,4 +1,4 @@
-"""`fp8launch render`: what would run, without running it."""
+"""`fp8launch render`: print what would run, without running it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _show_text(field: str, text: str, as_json: bool) -> None:
 
 
 def _show_arguments(prepared: Prepared, as_json: bool) -> None:
-    """Print Megatron's arguments, for a recipe with phases phase by phase."""
+    """Print Megatron's arguments, separately for each phase if the recipe has phases."""
     if as_json:
         lists = {one.name: list(one.args.argv) for one in prepared.phases}
         show_json(lists or list(prepared.args.argv))

@@ -1,4 +1,4 @@
-"""`fp8launch resume`: another attempt at a run that has stopped."""
+"""`fp8launch resume`: start another attempt of a stopped run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from fp8launch.submit.submission import HELD_SECONDS, recover_cut_off
 )
 @click.option("--wait", is_flag=True, help="Follow the run to its end; exit code 1 if it fails.")
 def resume(name: str, attempts: int, wait: bool) -> int:
-    """Continue a run that has stopped, from its newest complete checkpoint, in the same run folder.
+    """Continue a stopped run in the same run folder, from its newest complete checkpoint.
 
-    Nodes that failed during the run stay excluded. A run that is still going, or is complete, is refused.
+    Nodes that failed during the run stay excluded. A run that is still running or already complete is refused.
     """
     from fp8launch.submit.resume import resume as resume_run
 
@@ -38,7 +38,7 @@ def resume(name: str, attempts: int, wait: bool) -> int:
     scheduler = schedulers.of_run(run)
     recover_cut_off([run], scheduler)
     try:
-        # If two resume at once, the second one sees the job of the first.
+        # If two users resume at once, the lock lets the second see the first one's job.
         with held(run.path, HELD_SECONDS):
             job, start = resume_run(run, scheduler, attempts, report=eprint)
     except Busy:

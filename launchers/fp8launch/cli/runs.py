@@ -1,4 +1,4 @@
-"""`fp8launch runs`: what was submitted, and its state."""
+"""`fp8launch runs`: list runs and their states."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots
 from fp8launch.schedulers.base import Status
 from fp8launch.untyped import as_mapping
 
-# Empty columns are left out. A narrow terminal also loses the columns of `_DROPPED`, in this order.
+# Empty columns are left out. On a narrow terminal, the columns in `_DROPPED` are left out as well, in this order.
 _DROPPED = ("backend", "created", "size", "note", "job", "tokens/s/GPU", "loss", "ETA", "iteration", "tags", "title")
 _ALWAYS = ("run", "state", "detail")
 _COLUMNS = (
     "run", "state", "iteration", "ETA", "loss", "tokens/s/GPU", "job", "backend", "size", "created", "tags", "title",
     "note", "detail",
 )  # fmt: skip
-# Columns whose order is not the order of their texts.
+# Columns that sort by number instead of by text.
 _NUMBERS: dict[str, Callable[[RunStatus], float | int | None]] = {
     "iteration": lambda status: status.progress.iteration,
     "ETA": lambda status: status.progress.eta_s,
@@ -66,9 +66,9 @@ def runs(
     columns: str | None,
     as_json: bool,
 ) -> None:
-    """List runs with state, iteration, time left, loss and speed, the newest last. For a study, list every point.
+    """List runs with state, iteration, time left, loss and speed, newest last. For a study, list every point.
 
-    Before the first iteration, the stage of the start-up is shown: queued, image, imports, model, data.
+    Until the first iteration, the list shows the start-up stage: queued, image, imports, model, data.
     """
     chosen = columns.split(",") if columns else []
     for name in [*chosen, *filter(None, [sort and sort.removeprefix("-")])]:
@@ -105,14 +105,14 @@ def runs(
 
 
 def _need_column(name: str) -> None:
-    """Raise UsageError for a name that is neither a column nor the key of a recipe."""
+    """Raise UsageError if the name is neither a column nor a recipe key."""
     if name not in _COLUMNS and not re.fullmatch(r"\w+(\.\w+)+", name):
         known = ", ".join(_COLUMNS)
         raise click.UsageError(f"{name!r} is neither a column ({known}) nor a recipe key such as train.lr")
 
 
 def _sorted(found: Sequence[RunStatus], column: str) -> list[RunStatus]:
-    """Return the runs sorted by a column. Runs without a value come last, in either direction."""
+    """Sort the runs by a column. Runs without a value come last in both directions."""
     name = column.removeprefix("-")
     filled, empty = [], []
     for status in found:
@@ -128,7 +128,7 @@ def _sorted(found: Sequence[RunStatus], column: str) -> list[RunStatus]:
 
 
 def _cell(status: RunStatus, name: str) -> Any:
-    """Return the text of a column, or the value of a dotted key in the run's recipe; None if it states none."""
+    """Return the text of a column, or the value of a dotted recipe key; None if the recipe does not set it."""
     if name in _COLUMNS:
         return _cells(status)[name]
     value: Any = as_mapping(status.manifest.get("recipe"))

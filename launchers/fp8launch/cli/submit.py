@@ -1,4 +1,4 @@
-"""`fp8launch submit`: recipes become runs, grids become studies."""
+"""`fp8launch submit`: submit a recipe as a run, or a grid of points as a study."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from fp8launch.submit.submit import GridPoint, Outcome, identify, require_wait, 
 from fp8launch.untyped import as_mapping
 from fp8launch.wording import counted
 
-# Of a longer table only the first and the last rows are shown.
+# Longer tables show only their first and last rows.
 TABLE_ROWS = 40
 
 
@@ -55,7 +55,9 @@ TABLE_ROWS = 40
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN...", shell_complete=complete.recipes)
 @with_options(set_option)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), metavar="GPU", help="GPU model instead of the recipe's.")
-@click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch.")
+@click.option(
+    "--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch with them."
+)
 @click.option(
     "--sweep",
     "axes",
@@ -112,13 +114,13 @@ def submit(
     as_json: bool,
     **more: Any,
 ) -> int:
-    """Check recipes, then submit one run for each point. Several points make a study.
+    """Check recipes, then submit one run per point. Several points form a study.
 
     \b
     fp8launch submit llama8b_fp8 --dry-run
     fp8launch submit tiny_cpu --sweep train.lr=1e-3,1e-2 --repeat 2
 
-    The same command again submits only the runs that a study lacks.
+    Repeat the command to submit only those runs of a study that are still missing.
     """
     layers = {option: more.pop(option) for option in extra_layers()}
     slurm = more
@@ -207,13 +209,13 @@ def submit(
     else:
         echo(name)
     if not is_study:
-        # Only after the last line of output: a user who saw only part of it repeats the command.
+        # Record this only after the last line of output: a user who saw only part of it will repeat the command.
         record_reported(submitted[0])
     return status
 
 
 def _place(text: str, varied: Collection[str], base: LoadedRecipe) -> str:
-    """Return the place of a point's value for messages: the option, or the recipe's line with the axis."""
+    """Return where a point's value was set, for messages: an option, or the line of the axis in the recipe."""
     key, _, value = text.partition("=")
     if key in varied:
         return f"--sweep {key}={json.loads(value)}"
@@ -238,7 +240,7 @@ def _followed(
     listeners: Sequence[RunListener],
     is_study: bool,
 ) -> int:
-    """Follow the runs that are not in `ended` to their end, and return the exit code for all runs."""
+    """Follow the runs that are not yet in `ended`, and return one exit code for all runs."""
     from fp8launch.cli.follow import wait_for
 
     for run in runs:
@@ -254,9 +256,9 @@ def _followed(
 def _wait_between(
     scheduler: Scheduler, listeners: Sequence[RunListener], ended: dict[RunFolder, bool]
 ) -> Callable[[RunFolder], object] | None:
-    """Return what to do between two submissions of a study: wait for the run, if runs go one at a time.
+    """Return a function to call after each submission of a study, or None if runs may overlap.
 
-    Whether the run completed is recorded in `ended`, so that it is not followed again.
+    The function waits for the run and records in `ended` whether it completed, so that it is not followed again.
     """
     if not scheduler.capabilities.one_run_at_a_time:
         return None
@@ -291,18 +293,18 @@ def _gpu_hours(ready: Sequence[GridPoint]) -> float:
 
 
 def _cost(ready: Sequence[GridPoint]) -> str:
-    """Return what the runs can cost at most."""
+    """Describe the maximum cost of the runs."""
     hours = _gpu_hours(ready)
     product = "time limits x GPUs"
     if any(one.prepared.jobs_at_most > 1 for one in ready):
         product += " x attempts and phases"
-    # CPUs and short tests would be rounded to 0.
+    # Short tests would round to 0.
     digits = 0 if hours >= 10 else 1
     return f"{counted(len(ready), 'run')}, at most {hours:,.{digits}f} GPU-hours ({product})"
 
 
 def _show_dry(ready: Sequence[GridPoint], script: str | None, as_json: bool) -> None:
-    """Print the script of a run, or the points of a study."""
+    """Print the batch script of a run, or the points of a study."""
     if as_json:
         points = [one.as_json() for one in ready]
         show_json({"script": script, "points": points, "gpu_hours_at_most": _gpu_hours(ready)})

@@ -1,4 +1,4 @@
-"""The output of programs as a terminal may show it: with colours, and with no other command to the terminal."""
+"""Make program output safe for a terminal: keep colours, and escape all other terminal commands."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.log_lines import tail
 
-# All control characters, including C1 and the marks of writing direction, except line ends, tabs and the escape
-# sequences that set colours.
+# All control characters, including C1 and bidirectional marks, except newlines, tabs and escape sequences that set
+# colours.
 _COMMANDS = re.compile(
     r"\x1b(?!\[[0-9;]{0,32}m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
-# An escape sequence that is cut at the end of a block. The next block shows what it is.
+# An escape sequence cut off at the end of a block. It is held back until the next block completes it.
 _BEGUN = re.compile(r"\x1b(?:\[[0-9;]{0,32})?$")
 _COLOURS = re.compile(r"\x1b\[([0-9;]{0,32})m")
-# A colour by number or by components. The values after the first are not attributes.
+# A colour given by index or RGB. Its parameters after the first are values, not attributes.
 _COLOUR_PARTS = re.compile(r"(?<![0-9])0*[345]8;(?:0*5;[0-9]*|0*2;[0-9]*;[0-9]*;[0-9]*)")
-# Attributes that hide text, or make it blink.
+# Attributes that hide text or make it blink.
 _HIDING = re.compile(r"(?<![0-9])0*[568](?![0-9])")
 
 
 class TerminalText:
-    """A filter for the output of a program, in blocks of any size. It keeps colours and escapes other commands.
+    """Filters program output, fed in blocks of any size. Colours stay; other terminal commands are escaped.
 
-    Attributes that hide text are removed, and colours are reset after the text.
+    Attributes that hide text are removed, and colours are reset at the end.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class TerminalText:
         self._coloured = False
 
     def feed(self, block: bytes, final: bool = False) -> str:
-        """Return the text of a block. With `final`, nothing is held back for the next one, and colours are reset."""
+        """Filter a block and return its text. With `final`, hold nothing back and reset colours."""
         text = self._held + self._decoder.decode(block, final)
         self._held = ""
         begun = _BEGUN.search(text)
@@ -52,7 +52,7 @@ class TerminalText:
 
 
 def _without_hiding(match: re.Match[str]) -> str:
-    """Return a colour sequence without the attributes that hide the text after it."""
+    """Return a colour sequence without attributes that would hide the text that follows."""
     kept = ""
     at = 0
     for part in _COLOUR_PARTS.finditer(match[1]):
@@ -66,12 +66,12 @@ def _without_hiding(match: re.Match[str]) -> str:
 
 
 def last_lines(path: Path, count: int) -> str:
-    """Return the last lines of a text file of any size."""
+    """Return the last lines of a text file, which may be huge."""
     return "\n".join(tail(path, longest=1000 * count).splitlines()[-count:])
 
 
 class GrowingFile:
-    """A file that is copied to stdout while it grows."""
+    """Copies a file to stdout as it grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,7 +79,7 @@ class GrowingFile:
         self._text = TerminalText()
 
     def copy(self, final: bool = False) -> None:
-        """Write what the file gained since the last call. With `final`, nothing is held back for the next call."""
+        """Write what was appended since the last call. With `final`, hold nothing back."""
         write = sys.stdout.buffer.write
         terminal = sys.stdout.isatty()
         try:

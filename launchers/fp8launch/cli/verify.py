@@ -1,4 +1,4 @@
-"""`fp8launch verify`: did FP8 run? The evidence is what the job wrote into its log."""
+"""`fp8launch verify`: report whether FP8 ran, from evidence that the job wrote to its log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _COLOUR = {"verified": "green", "requested only": "yellow", "no evidence": "yell
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Report whether FP8 ran: `verified`, `requested only` (nothing shows it), `not FP8` or `no evidence`.
 
-    The exit code is 1 without evidence, if FP8 was requested and nothing shows that it ran, or if ranks hold whole
-    tensors that ZeRO or FSDP should have divided. Several logs are the attempts of one run. Each phase of a run has its
-    own verdict. Known bugs of the versions that ran follow; they do not change the exit code.
+    The exit code is 1 if there is no evidence, if FP8 was requested but nothing shows that it ran, or if ranks hold
+    full tensors that ZeRO or FSDP should have sharded. Several logs are the attempts of one run. Each phase of a run
+    gets its own verdict. Known bugs of the versions that ran are listed, but do not affect the exit code.
     """
     logs = logs_named(names)
     if logs:

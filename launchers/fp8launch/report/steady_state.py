@@ -1,11 +1,10 @@
-"""Select the iteration lines that count: one per iteration, none slowed by warm-up, evaluation or saving.
+"""Select the iteration lines that statistics use: one per iteration, none slowed by warm-up, evaluation or saving.
 
-The rule, also part of every JSON report:
-Megatron logs the first iteration of every process without resetting its timer, so the second line is a mean that
-includes the first: both are dropped, per process. Further lines at the start are dropped while they take over 1.1
-times the median of the process's second half (FP8 autotuning, allocator growth, CUDA graph capture), but never more
-than half of them. The first line after an evaluation or a checkpoint, profiled iterations, and lines with another
-global batch size than the last one (ramp-up) are set apart. Where attempts overlap, the last one counts.
+Megatron logs the first iteration after a start without resetting its timer, so the second line is a mean that includes
+the first. Both are dropped for every start. Further lines are dropped while they take more than 1.1 times the median
+of the second half (FP8 autotuning, allocator growth, CUDA graph capture), but never more than half of the lines. The
+first line after an evaluation or a checkpoint, profiled iterations, and lines whose global batch size differs from the
+last one (batch ramp-up) are excluded too. If attempts overlap, the last one counts. JSON reports state this as `RULE`.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ SLOW = 1.1
 FEWEST = 3
 
 RULE = (
-    f"per process start the first {START_LINES} lines are dropped (the second still holds the first), then lines over "
-    f"{SLOW} x the median of the second half, at most half of them; apart: the line after an evaluation or checkpoint, "
-    "profiled iterations, other batch sizes; of repeated iterations the last attempt counts"
+    f"After each start, the first {START_LINES} lines are dropped (the second is a mean that includes the first), then "
+    f"lines slower than {SLOW} x the median of the second half, but at most half of the lines. The line after an "
+    "evaluation or checkpoint, profiled iterations and lines with another batch size are excluded. If attempts repeat "
+    "an iteration, the last one counts."
 )
-# The note under tables; JSON and the documentation have the whole rule.
+# The short form for tables. JSON and the documentation have the full rule.
 RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint (docs/compare.md#steady-state)"
 
 NOTHING: Mapping[str, int] = {}
 
 
-# Columns that `SteadyState.lines` adds to the columns of the logs.
+# Columns that `SteadyState.lines` adds to the log's columns.
 _ATTEMPT, _MIXED = "attempt", "mixed"
 
 
@@ -44,9 +44,9 @@ _ATTEMPT, _MIXED = "attempt", "mixed"
 class SteadyState:
     """The iteration lines of a run that its statistics use.
 
-    `lines` has one row per iteration, in order, and `kept` the rows that statistics use. Both add two columns to the
-    columns of the logs: the number of the `attempt` that printed the line, and `mixed`, 1 if the loss may be a mean
-    that includes the iteration before. `dropped` maps a reason to iterations.
+    `lines` has one row per iteration, in order. `kept` has the rows that statistics use. Both add two columns to the
+    log's columns: `attempt`, the number of the attempt that printed the line, and `mixed`, 1 if the loss may be a mean
+    that includes the previous iteration. `dropped` maps each reason to the iterations dropped for it.
     """
 
     lines: IterationTable
@@ -60,7 +60,7 @@ class SteadyState:
 
     @property
     def iterations_covered(self) -> int:
-        """The number of iterations that the lines cover: with a log interval of 10, a line covers ten."""
+        """The number of iterations that the lines cover. With a log interval of 10, one line covers ten."""
         first: dict[float, int] = {}
         last: dict[float, int] = {}
         for attempt, number in zip(self.lines.column(_ATTEMPT), numbers_of(self.lines), strict=True):
@@ -74,7 +74,7 @@ class SteadyState:
 
 
 def numbers_of(lines: IterationTable) -> list[int]:
-    """Return the numbers of the iterations."""
+    """Return the iteration numbers."""
     return list(map(int, lines.column("number")))
 
 
@@ -86,7 +86,7 @@ def attempts_table() -> IterationTable:
 def add_attempt(
     lines: IterationTable, attempt: int, printed: IterationTable, rows: Sequence[int], mixed: Collection[int]
 ) -> None:
-    """Add rows that an attempt printed; `mixed` are the rows whose loss may include the iteration before."""
+    """Append rows printed by an attempt. `mixed` names the rows whose loss may include the previous iteration."""
     more = {
         _ATTEMPT: array("d", [attempt]) * len(rows),
         _MIXED: array("d", [row in mixed for row in rows]),
@@ -95,7 +95,7 @@ def add_attempt(
 
 
 def loss_of(lines: IterationTable) -> array[float]:
-    """Return the language-model loss, else the first loss of another kind; NaN if a line has none."""
+    """Return the language-model loss, or the first other loss if there is none; NaN for lines without a loss."""
     usual = f"{LOSS_PREFIX}lm loss"
     names = lines.names_with(LOSS_PREFIX)
     return lines.column(usual if usual in names or not names else names[0])
@@ -104,7 +104,7 @@ def loss_of(lines: IterationTable) -> array[float]:
 def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] = NOTHING) -> SteadyState:
     """Apply the rule to the processes of a run, oldest first.
 
-    `given_up` names logs, by their stem, of which only the iterations up to a number count: the run went back to it.
+    `given_up` maps the stem of a log to the last iteration in it that counts. The run was rewound to that iteration.
     """
     printed = attempts_table()
     reasons: list[str] = []
@@ -129,9 +129,9 @@ def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] =
             kept += left_out.pop(reason)
         if disturbed:
             kept.sort()
-            notes.append("too few lines without an evaluation or checkpoint before them, so these are counted too")
+            notes.append("lines after an evaluation or checkpoint are counted too, because too few others remain")
     if order and len(kept) < FEWEST:
-        notes.append(f"{counted(len(kept), 'line')} left after warm-up: train longer for a reliable number")
+        notes.append(f"only {counted(len(kept), 'line')} left after warm-up: train longer for a reliable number")
     dropped: dict[str, tuple[int, ...]] = {}
     for reason, places in left_out.items():
         dropped[reason] = tuple(numbers[order[place]] for place in places)
@@ -143,7 +143,7 @@ def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] =
 
 
 def _separate(lines: IterationTable, reasons: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
-    """Return the rows that count, and the rest by reason."""
+    """Return the rows that count, and the remaining rows grouped by reason."""
     kept: list[int] = []
     left_out: dict[str, list[int]] = {}
     batch = lines.column("global_batch_size")
@@ -158,7 +158,7 @@ def _separate(lines: IterationTable, reasons: Sequence[str]) -> tuple[list[int],
 
 
 def _reasons(log: ParsedLog, process: Process, rows: Sequence[int]) -> list[str]:
-    """Return why lines of one process do not count, empty for lines that do; the first reason counts."""
+    """Return for each line of one process why it is dropped, or an empty string if it counts."""
     number, time = log.iterations.column("number"), log.iterations.column("step_time_ms")
     usable = {row for row in rows if math.isfinite(time[row]) and time[row] > 0}
     rest = rows[START_LINES:]
@@ -182,19 +182,19 @@ def _reasons(log: ParsedLog, process: Process, rows: Sequence[int]) -> list[str]
 
 
 def _profiled(log: ParsedLog, process: Process) -> Callable[[float], bool]:
-    """Return a test for iterations that a profiler or a measurement of FP8 tensors slowed down."""
+    """Return a predicate for iterations slowed by a profiler or by FP8 tensor statistics."""
     arguments = process.head.arguments
     first, last = 0, -1
     start, stop = arguments.get("profile_step_start"), arguments.get("profile_step_end")
     if arguments.get("profile") and isinstance(start, int) and isinstance(stop, int):
-        # In the iteration after the last one Megatron's profiler writes its file.
+        # Megatron's profiler writes its file during the iteration after the last profiled one.
         first, last = start, stop + 1
     single: set[int] = set()
     for evidence in log.evidence_of(process):
         number = evidence.data.get("iteration")
         if evidence.kind == "kernels" and isinstance(number, int):
             single.update((number, number + 1))
-        # If every iteration measures its tensors, only such iterations can give the speed.
+        # If every iteration collects tensor statistics, there are no undisturbed ones to use instead.
         if evidence.kind == "tensors" and isinstance(number, int) and evidence.data.get("every") != 1:
             single.add(number)
     return lambda number: first <= number <= last or number in single
@@ -204,7 +204,7 @@ Number = TypeVar("Number", int, str)
 
 
 def consecutive(numbers: Iterable[Number]) -> list[list[Number]]:
-    """Return runs of consecutive numbers as [first, last], and a number on its own as [number]."""
+    """Group consecutive numbers as [first, last], and isolated numbers as [number]."""
     found: list[list[Number]] = []
     for number in numbers:
         if found and int(number) == int(found[-1][-1]) + 1:
@@ -215,5 +215,5 @@ def consecutive(numbers: Iterable[Number]) -> list[list[Number]]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`1-2, 7, 10-12`."""
+    """Format numbers as ranges: `1-2, 7, 10-12`."""
     return ", ".join("-".join(map(str, part)) for part in consecutive(numbers))

@@ -66,7 +66,7 @@ def test_a_repeated_proof_trains_nothing(trained: Trained, capsys: pytest.Captur
     assert len(works) == 4
     assert run(["prove", "tiny_cpu", "--set", "resources.gpus_per_node=2"]) == 0
     assert len(works) == 6
-    assert "an earlier verdict" in capsys.readouterr().err
+    assert "stored verdict" in capsys.readouterr().err
 
 
 def test_another_layout_trains_only_what_is_new(trained: Trained) -> None:

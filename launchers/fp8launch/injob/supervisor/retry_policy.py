@@ -1,4 +1,4 @@
-"""What follows the end of an attempt: one table of rules, one pure function."""
+"""Decide what happens after an attempt, with one table of rules and one pure function."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from dataclasses import dataclass
 
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
 
-# go-on: start another attempt; this one counts. free: start another attempt; this one does not count, because the user
-# cannot prevent the cause. exclude: start another attempt without the failed node; this one counts. stop: another
-# attempt would fail again.
+# go-on: start another attempt; the ended one counts. free: start another attempt; the ended one does not count, because
+# the user cannot prevent the cause. exclude: start another attempt without the failed node; the ended one counts. stop:
+# end the run, because another attempt would fail the same way.
 ACTIONS = ("go-on", "free", "exclude", "stop")
 
-# Causes that no line of a log shows.
+# Causes that do not come from a line in a log.
 _OF_ATTEMPTS = {
-    "phase-end": "free",  # a phase is done, and another follows
-    "interrupted": "free",  # the scheduler started the job again: `scontrol requeue` or a restarted controller
+    "phase-end": "free",  # the phase is complete, and another one follows
+    "interrupted": "free",  # the scheduler restarted the job: `scontrol requeue` or a controller restart
     "node-lost": "free",  # the scheduler reports it
-    "signal": "free",  # the processes were asked to exit, and saved
-    "rewind": "free",  # the training was broken, and `health.actions` let the run go back to an earlier checkpoint
-    "slow-node": "exclude",  # a node slowed the training, and `health.actions` let it save and exit
-    "damaged-checkpoint": "free",  # it could not be loaded, and was set aside
+    "signal": "free",  # the processes received a signal, saved and exited
+    "rewind": "free",  # the training broke, and `health.actions` rewinds the run to an earlier checkpoint
+    "slow-node": "exclude",  # a node slowed the training, and `health.actions` made it save and exit
+    "damaged-checkpoint": "free",  # the checkpoint did not load and was set aside
     "exception": "stop",  # a traceback that no pattern explains
     "unknown": "stop",
 }
 # Actions by cause: a code of `fp8launch parse` (failure_patterns.ini), or a cause of attempts only.
 RULES: Mapping[str, str] = {**{p.code: p.retry for p in PATTERNS if p.retry is not None}, **_OF_ATTEMPTS}
 
-# The obstacle is tied to the ended job's number, so a job with another number is not affected.
+# The obstacle is tied to the job id, so a new job is not affected.
 NEEDS_NEW_JOB = ("container-left",)
 
-# The user can do nothing about a slow node, and the training has saved: such an attempt does not count.
+# The user cannot prevent a slow node, and no work is lost because the training saved: such an attempt does not count.
 NOT_COUNTED = ("slow-node",)
 
-# Explanations of codes that are not clear on their own.
+# Explanations of codes that are not self-explanatory.
 MEANS = {
     "killed": " (most often by the kernel, for the node's memory)",
     "host-out-of-memory": " (the memory of the node, or of the job on it, ran out)",
@@ -65,10 +65,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Limits:
-    """`attempts` is the number of attempts that count, `without_progress` of them in a row without a newer checkpoint.
+    """How many attempts a run may use.
 
-    `ended_without_progress` is the number of attempts of any kind in a row without a newer checkpoint: a run that is
-    always preempted before its first checkpoint would continue forever.
+    `attempts` limits the attempts that count, and `without_progress` those in a row without a newer checkpoint.
+    `ended_without_progress` also limits attempts that do not count. Without it, a run that is always preempted before
+    its first checkpoint would continue forever.
     """
 
     attempts: int
@@ -78,10 +79,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Decision:
-    """Return whether the run continues, whether the attempt counts, and the reason.
+    """Whether the run continues, whether the ended attempt counts, and why.
 
-    The next attempt must not use the node `exclude` (None: no restriction). With `new_job` it must be another job,
-    because something on the nodes has this job's number.
+    The next attempt must avoid the node `exclude`, unless it is None. With `new_job` it must run under a new job id,
+    because something on the nodes is tied to the current one.
     """
 
     continues: bool
@@ -99,10 +100,10 @@ def decide(
     rules: Mapping[str, str] = RULES,
     ended_without_progress: int = 0,
 ) -> Decision:
-    """Decide what follows an attempt that did not finish the training.
+    """Decide what happens after an attempt that did not complete the training.
 
-    `used` attempts counted before this one, the last `used_without_progress` of them without a newer checkpoint. The
-    last `ended_without_progress` attempts, counted or not, produced no newer checkpoint either.
+    Before this attempt, `used` attempts counted, the last `used_without_progress` of them without a newer checkpoint.
+    `ended_without_progress` is the number of latest attempts, counted or not, without a newer checkpoint.
     """
     cause = ended.cause + MEANS.get(ended.cause, "")
     if ended.detail:

@@ -8,7 +8,7 @@ PLUGIN = Plugin(
     name="archive",
     commands={
         "archive": Command(
-            "fp8launch.plugins.archive.cli:archive", "Read", "write a run to one file for a bug report, without secrets"
+            "fp8launch.plugins.archive.cli:archive", "Read", "pack a run, without secrets, for a bug report"
         )
     },
 )

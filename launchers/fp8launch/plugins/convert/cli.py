@@ -58,18 +58,18 @@ _job_options: tuple[Callable[[Any], Any], ...] = (
 
 @click.group()
 def convert() -> None:
-    """Convert weights between Hugging Face and Megatron in a job, with Megatron-Bridge's AutoBridge.
+    """Convert weights between Hugging Face and Megatron in a job that runs Megatron-Bridge's AutoBridge.
 
-    The job has TP x PP x EP processes, each with a GPU unless --gpu is cpu. The checkpoints load in any layout.
+    The job has TP x PP x EP processes, each with a GPU unless --gpu is cpu. Checkpoints load in any layout.
     """
 
 
-@convert.command("hf-to-megatron")
+@convert.command("hf-to-megatron", short_help="convert a Hugging Face model to a Megatron checkpoint")
 @click.argument("model")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
 @with_options(*_job_options)
 def hf_to_megatron(model: str, out: Path, dtype: ConvertDtype | None, **options: Any) -> int:
-    """Write the weights of MODEL, a folder or a name on the Hugging Face hub, as a Megatron checkpoint in DIR.
+    """Convert MODEL, a folder or a name on the Hugging Face hub, to a Megatron checkpoint in DIR.
 
     To start a run from it, use --set checkpoint.load=DIR --set megatron.finetune=true.
     """
@@ -81,16 +81,16 @@ def hf_to_megatron(model: str, out: Path, dtype: ConvertDtype | None, **options:
     return _run(conversion("hf-to-megatron", found, out, dtype=dtype), **options)
 
 
-@convert.command("megatron-to-hf")
+@convert.command("megatron-to-hf", short_help="convert a Megatron checkpoint to a Hugging Face model")
 @click.argument("source", metavar="RUN|DIR", shell_complete=complete.runs)
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--model", help="Hugging Face model of this kind: its configuration and tokenizer are used.")
+@click.option("--model", help="Hugging Face model that supplies configuration and tokenizer.")
 @click.option("--iteration", type=click.IntRange(min=0), help="Iteration of the checkpoint (default: the newest).")
 @with_options(*_job_options)
 def megatron_to_hf(
     source: str, out: Path, model: str | None, iteration: int | None, dtype: ConvertDtype | None, **options: Any
 ) -> int:
-    """Write a checkpoint of a RUN, or of a folder of checkpoints, as a Hugging Face model in OUT.
+    """Convert a checkpoint from a RUN or a checkpoint folder to a Hugging Face model in OUT.
 
     --model is needed only if the checkpoint does not record which model it was converted from.
     """
@@ -101,7 +101,7 @@ def megatron_to_hf(
     checkpoint = checkpoint_in(places[0], iteration)
     named = model or next(filter(None, map(model_of, [checkpoint, *places[1:]])), None)
     if named is None:
-        message = f"{checkpoint} does not say which Hugging Face model it is like"
+        message = f"{checkpoint} does not record which Hugging Face model it corresponds to"
         fix = "name one with --model: a folder with its config.json, or a name on the hub"
         raise error("convert-model", message, "--model", fix)
     if run is not None and is_own_work(run.path, checkpoint):

@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     requires=("bridge",),
     commands={
         "convert": Command(
-            "fp8launch.plugins.convert.cli:convert", "Prepare", "convert weights from and to Hugging Face"
+            "fp8launch.plugins.convert.cli:convert", "Prepare", "convert weights to and from Hugging Face"
         ),
     },
     engines={"convert": "fp8launch.plugins.convert.engine:Convert"},

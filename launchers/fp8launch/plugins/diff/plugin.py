@@ -8,7 +8,7 @@ PLUGIN = Plugin(
     name="diff",
     commands={
         "diff": Command(
-            "fp8launch.plugins.diff.cli:diff", "Prepare", "show what differs between two recipes, and what it affects"
+            "fp8launch.plugins.diff.cli:diff", "Prepare", "show how two recipes differ, and what that affects"
         )
     },
 )

@@ -39,7 +39,7 @@ _runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN|S
 @click.option("--remove", multiple=True, metavar="TAG", help="Remove a tag; repeatable.")
 @json_option
 def tag(names: tuple[str, ...], add: tuple[str, ...], remove: tuple[str, ...], as_json: bool) -> None:
-    """Add tags to runs or remove them, and print the tags. `runs --tag TAG` lists the runs, and `delete` keeps them.
+    """Add or remove tags of runs, and print them. `runs --tag TAG` lists tagged runs; `delete` keeps them.
 
     \b
     fp8launch tag my_model-20261126-115744-9804 --add paper
@@ -62,7 +62,7 @@ def tag(names: tuple[str, ...], add: tuple[str, ...], remove: tuple[str, ...], a
 @click.argument("title")
 @json_option
 def rename(name: str, title: str, as_json: bool) -> None:
-    """Give a run a title, which commands accept as its name. The id and the folder stay; an empty TITLE removes it."""
+    """Give a run a title that commands accept as its name. Id and folder stay the same. An empty TITLE removes it."""
     run = find_run(name)
     need_mine(run)
     if title:
@@ -77,10 +77,10 @@ def rename(name: str, title: str, as_json: bool) -> None:
 
 @click.command()
 @_runs_argument
-@click.option("--note", required=True, metavar="TEXT", help="The note; an empty text removes it.")
+@click.option("--note", required=True, metavar="TEXT", help="The note; an empty one removes it.")
 @json_option
 def annotate(names: tuple[str, ...], note: str, as_json: bool) -> None:
-    """Write a note about runs, which `runs` shows."""
+    """Attach a note to runs. `runs` shows it."""
     shown = []
     for run in _own(names):
         _update(run, note=note or None)
@@ -93,7 +93,7 @@ def annotate(names: tuple[str, ...], note: str, as_json: bool) -> None:
 @click.option("--older-than", type=MOMENT, help="Only runs created before then: 30d, 2w, 2026-11-01.")
 @click.option("--recipe", "recipes", multiple=True, metavar="NAME", help="Only runs of this recipe; repeatable.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag; repeatable.")
-@click.option("--include-tagged", is_flag=True, help="Delete tagged runs, too.")
+@click.option("--include-tagged", is_flag=True, help="Also delete tagged runs.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, with sizes; delete nothing.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @json_option
@@ -107,14 +107,14 @@ def delete(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Delete the folders of runs, with their checkpoints. Without names, of all your runs that the options select.
+    """Delete run folders and their checkpoints. Without names, delete all of your runs that the options select.
 
     \b
     fp8launch delete --older-than 30d --dry-run
     fp8launch delete my_model-20261126-115744-9804
 
-    Runs are kept if they have not ended, are tagged, belong to another user, or if another run loads their
-    checkpoints. The exit code is 1 if a run that you named is kept.
+    A run is kept if it has not ended, is tagged, belongs to another user, or has checkpoints that another run loads.
+    The exit code is 1 if a run that you named is kept.
     """
     selection = Selection(tags, recipes, before=older_than)
     if not names and selection == Selection():

@@ -31,7 +31,7 @@ def images(context: click.Context, as_json: bool) -> None:
         show_table(columns, rows, unbroken=columns, drop=("source",))
 
 
-@images.command("import")
+@images.command("import", short_help="import an image as a file that jobs share")
 @click.argument("name")
 @click.option(
     "--to",
@@ -43,10 +43,10 @@ def images(context: click.Context, as_json: bool) -> None:
 @click.option("--update", is_flag=True, help="Replace an existing file that is stale or damaged.")
 @json_option
 def import_(name: str, folder: str | None, kind: Kind | None, update: bool, as_json: bool) -> None:
-    """Import the image NAME (a known name or a URI) once, so that no job has to. Print the path of the file.
+    """Import the image NAME (a known name or a URI) once so that no job has to, and print the path of the file.
 
-    Of several processes one imports and the others wait. An up-to-date file is kept. If its tag points to another image
-    by now, the exit code is 1.
+    If several processes import the same image, one does it and the others wait. An up-to-date file is kept. If its tag
+    now points to another image, the exit code is 1.
     """
     place = local_path(folder or os.environ.get("FP8LAUNCH_IMAGES") or "~/fp8launch-images", "--to")
     kind, tool = tool_for(kind)

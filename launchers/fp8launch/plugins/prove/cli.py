@@ -32,7 +32,7 @@ from fp8launch.rundir.names import recipe_named
 @with_options(*recipe_options)
 @cluster_option
 @click.option(
-    "--to", "to", metavar="tp=4,pp=2", help="Also load a checkpoint in this layout: sizes of `parallel` that change."
+    "--to", "to", metavar="tp=4,pp=2", help="Also load a checkpoint in this layout: changed keys of `parallel`."
 )
 @click.option(
     "--device",
@@ -40,7 +40,7 @@ from fp8launch.rundir.names import recipe_named
     default=CPU,
     help="Train on the CPU in fp32, or on this machine's GPU in the recipe's precision (default: cpu).",
 )
-@click.option("--again", is_flag=True, help="Do not use an earlier verdict on an equal run.")
+@click.option("--again", is_flag=True, help="Ignore the stored verdict of an identical run.")
 @json_option
 def prove(
     recipe: str,
@@ -52,11 +52,11 @@ def prove(
     again: bool,
     as_json: bool,
 ) -> int:
-    """Show that a recipe's layout computes what one rank computes, and that the run resumes as the same run.
+    """Show that a recipe's layout trains the same model as one rank, and that a resumed run continues identically.
 
-    A small model of the recipe's structure trains on this machine. A GPU, which all ranks share, also covers FP8 and
-    Transformer Engine's layers.
-    Exit code 0: everything compared agrees; 1: something differs; 3: a training does not run on this machine.
+    A small model with the recipe's structure trains on this machine. On a GPU, which all ranks share, the proof also
+    covers FP8 and Transformer Engine's layers. Exit code 0: everything compared agrees; 1: something differs; 3: this
+    machine cannot run a training.
     """
     profile, name = load_cluster(cluster), recipe_named(recipe, say=eprint)
     parts = parts_of(prepare(name, overrides, nodes, profile), eprint, device=device)
@@ -87,7 +87,7 @@ def _show(proof: Proof) -> None:
     compared = f"compared: {proof.compared}"
     if proof.layout != proof.compared.partition(" with ")[0]:
         compared += f" (reduced from {proof.layout})"
-    when = "by an earlier verdict on an equal run" if proof.earlier else f"{proof.seconds:.0f} s"
+    when = "stored verdict of an identical run" if proof.earlier else f"{proof.seconds:.0f} s"
     eprint(f"{compared}, {when}")
     by_reason: dict[str, list[str]] = {}
     for text in proof.not_covered:

@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     requires=("rehearse", "validators"),
     commands={
         "prove": Command(
-            "fp8launch.plugins.prove.cli:prove", "Prepare", "show that a layout trains what one rank would train"
+            "fp8launch.plugins.prove.cli:prove", "Prepare", "show that a layout trains the same model as one rank"
         ),
     },
     check_layers={

@@ -1,4 +1,4 @@
-"""Prove a run from the cached verdict of an equal run or by training, and report it in the recipe's terms."""
+"""Prove a run, from the stored verdict of an identical run or by training, and report it in the recipe's terms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = (
 def prove_part(part: Part, onwards: Sequence[Part], servers: Servers, done: Done, again: bool = False) -> Proof:
     """Prove a part of a run; its checkpoints are also loaded in the layouts of `onwards`.
 
-    With `again`, an earlier verdict on an equal run is not used. Raises UserError (exit code 3) without a verdict.
+    With `again`, the stored verdict of an identical run is ignored. Raises UserError (exit code 3) without a verdict.
     """
     began = time.monotonic()
     work = work_of(part, onwards)
@@ -51,7 +51,7 @@ def prove_part(part: Part, onwards: Sequence[Part], servers: Servers, done: Done
 
 
 def earlier_proof(part: Part) -> Proof | None:
-    """Return the proof of a part by an earlier verdict on an equal run; None without one."""
+    """Return the proof of a part from the stored verdict of an identical run, or None if there is none."""
     found = Findings(())
     for piece in work_of(part, ()).pieces():
         known = proof_cache.read(proof_cache.entry_of(piece, part.megatron))

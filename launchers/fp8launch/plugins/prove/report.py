@@ -20,7 +20,7 @@ class Proof:
     `settings` are recipe settings that the code around the tensors reads that differ, with their values. `right` is the
     nearest setting with which they do not differ; `tried` settings were changed to find it. `layout` and `compared`
     describe the recipe's layout and the proof's.
-    `earlier` says that an equal run was proven before.
+    `earlier` is true if the verdict was stored by an identical run.
     """
 
     checks: tuple[Check, ...]

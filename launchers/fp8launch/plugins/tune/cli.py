@@ -59,14 +59,14 @@ from fp8launch.submit.submission import now
               help="Minutes that this command may take.")  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), metavar="K",
               help=f"Trials that this search may run (default: {TRIALS} without --budget and --minutes).")  # fmt: skip
-@click.option("--iterations", type=click.IntRange(min=8), help="Iterations of a trial (default: 10 or 12).")
-@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per step of a trial (default: automatic).")
+@click.option("--iterations", type=click.IntRange(min=8), help="Iterations per trial (default: 10 or 12).")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per step in trials (default: automatic).")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the best settings as a recipe.")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the picture to this file: .png, .svg or .pdf.",
+    help="Write the plot of the search to this .png, .svg or .pdf file.",
 )
 @click.option("--study", "study", metavar="NAME", help="Name of the study (default: from recipe and knobs).")
 @with_options(*destination_options)
@@ -94,13 +94,13 @@ def tune(
     as_json: bool,
     **slurm: Any,
 ) -> int:
-    """Find the fastest settings of a recipe with short runs: one change at a time, then pairs of changes.
+    """Find a recipe's fastest settings with short runs: one change at a time, then pairs of changes.
 
     \b
     fp8launch tune llama8b_fp8 --dry-run
     fp8launch tune llama8b_fp8 --knobs micro-batch,recompute --trials 6
 
-    If you name several recipes, they are compared first and the fastest is improved. To continue an interrupted search,
+    Given several recipes, `tune` compares them first and then improves the fastest. To continue an interrupted search,
     repeat the command. The exit code is 1 if no recipe ran.
     """
     began = time.monotonic()

@@ -8,8 +8,6 @@ PLUGIN = Plugin(
     name="tune",
     requires=("plan", "plots"),
     commands={
-        "tune": Command(
-            "fp8launch.plugins.tune.cli:tune", "Run", "find the fastest settings of a recipe by short runs"
-        ),
+        "tune": Command("fp8launch.plugins.tune.cli:tune", "Run", "find a recipe's fastest settings with short runs"),
     },
 )

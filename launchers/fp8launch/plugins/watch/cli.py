@@ -1,7 +1,7 @@
 """`fp8launch watch`: a full-screen view of runs, built on rich.Live.
 
-rich is a dependency anyway, and a table, a log and eight keys need no more. Textual would be one more package on the
-login node for widgets and a mouse.
+rich is a dependency anyway and is enough for a table, a log and eight keys. Textual would add a package to the login
+node for widgets and mouse support that nothing here needs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KEYS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace",
 @click.argument("names", nargs=-1, metavar="[RUN|STUDY|RECIPE...]", shell_complete=complete.runs)
 @click.option("-n", "--last", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest runs.")
 def watch(names: tuple[str, ...], last: int) -> int:
-    """Watch runs on the full screen: state, iteration, time left, loss, speed; enter opens a run with its log.
+    """Watch runs in full screen: state, iteration, time left, loss and speed. Enter opens a run and its log.
 
     \b
     arrows         select a run, or scroll its log  /  search the log

@@ -7,6 +7,6 @@ from fp8launch.plugin_registry import Command, Plugin
 PLUGIN = Plugin(
     name="watch",
     commands={
-        "watch": Command("fp8launch.plugins.watch.cli:watch", "Run", "watch runs and their logs on the full screen"),
+        "watch": Command("fp8launch.plugins.watch.cli:watch", "Run", "watch runs and their logs in full screen"),
     },
 )
