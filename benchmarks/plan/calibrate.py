@@ -48,6 +48,7 @@ HELD = {
     "software.independent_tokens",
     "software.independent_at_first",
     "software.kernel",
+    "software.fuses_latent",
     "software.scale",
     "software.scale_delayed",
     "software.tp_overlapped",

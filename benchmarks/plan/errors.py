@@ -26,7 +26,7 @@ from fp8launch.hardware.quantization import requested
 from fp8launch.plugins.plan.known_runs import KnownRun, text_of, uncertainty
 from fp8launch.plugins.plan.releases import older_releases, slower
 from fp8launch.plugins.plan.speeds import speeds
-from fp8launch.plugins.plan.step_time import UNCERTAINTY_SLOW_HOST, LayerTimes, StepTime, step_time_at
+from fp8launch.plugins.plan.step_time import UNCERTAINTY_SLOW_HOST, LayerTimes, StepTime, step_time, step_time_at
 
 TABLE = Path(__file__).resolve().parent / "errors.md"
 KNOWN_RUNS = Path(known_runs_module.__file__).with_name("known_runs.csv")
@@ -108,10 +108,12 @@ def _class_of(known: KnownRun) -> str:
 
 def _as_released(one: OlderRun, error: float) -> float | None:
     """Return the error of the prediction for a run's own release, or None if its factor is not known."""
-    step = _step(one.run)
+    run = one.run
+    step = step_time(run.args, run.gpus, run.global_batch, gpu(run.gpu))
+    assert step is not None, run.name
     for release in older_releases(one.run.gpu, step.situation.kind):
         if one.release.startswith(release.name):
-            own = slower({term.name: term.ms for term in step.terms}, release)
+            own = slower({term.name: term.ms for term in step.terms}, release, step.unfused_ms)
             return (1 + error) * step.ms / own - 1
     return None
 

@@ -100,3 +100,16 @@ def test_a_trained_router_costs_little_and_an_untrained_one_much() -> None:
     forced = predicted("mixtral_8x7b_tensorwise_h100", moe_router_force_load_balancing=True)
     assert free.first_ms is not None and forced.first_ms is None
     assert 1.01 < free.ms / forced.ms < 1.08 < free.first_ms / forced.ms
+
+
+def test_releases_that_cannot_fuse_latent_attention_on_blackwell_are_slower() -> None:
+    """Transformer Engine 2.2 to 2.4 refuses heads wider than 128 on Blackwell, Hopper fuses them."""
+    latent, dense = predicted("deepseek_v3_mxfp8_gb300"), predicted("llama405b_nvfp4_gb300")
+    assert latent.unfused_ms is not None and latent.unfused_ms > 1.2 * latent.ms
+    assert dense.unfused_ms is None
+    assert predicted("deepseek_v3_tensorwise_h100").unfused_ms is None
+    releases = {release.name: release for release in older_releases("gb300", "experts")}
+    terms = {term.name: term.ms for term in latent.terms}
+    unfused = slower(terms, releases["25.04"], latent.unfused_ms)
+    assert unfused == pytest.approx(latent.unfused_ms / releases["25.04"].speed)
+    assert slower(terms, releases["25.07"], latent.unfused_ms) == pytest.approx(latent.ms / releases["25.07"].speed)

@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping
 from statistics import NormalDist
 
+from fp8launch.hardware.gpus import Gpu
 from fp8launch.megatron.activations import recomputed_modules
-from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Experts
+from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Experts
 from fp8launch.plugins.plan.host import host_time, kernels_of
 from fp8launch.plugins.plan.layer_communication import add_communication, attention_by_heads
 from fp8launch.plugins.plan.layer_terms import LayerTime
@@ -32,6 +33,11 @@ _FUSED_LATENT = 1.4
 FP32 = 4
 # Ratio of backward to forward FLOPs in attention: five matrix products for two.
 ATTENTION_BACKWARD = 2.5
+# The widest head that Transformer Engine before 2.5 fuses on Blackwell in training (fused_attn.cpp of 2.2 to 2.4).
+FUSED_HEAD = 128
+# Passes over the scores of unfused attention. Forward: the first product writes them, the softmax reads and writes, the
+# second product reads. Backward: four products read or write them, the softmax reads two tensors and writes one.
+UNFUSED_PASSES = (4, 7)
 
 
 def layer_time(run: Workload, kind: str, quantized: bool) -> LayerTime:
@@ -88,6 +94,9 @@ def _add_attention(run: Workload, time: LayerTime, quantized: bool) -> None:
     widths = 2 * model.channels
     if model.latent:
         widths = model.latent.head + model.latent.rope + model.latent.value
+    if needs_new_kernels(run.model, run.speeds.gpu) and not run.speeds.software.fuses_latent:
+        _add_unfused_attention(run, time, heads, widths)
+        return
     # A kernel handles the whole sequence, or one round of ring attention.
     rounds = 1 if attention_by_heads(run.args) else run.split.cp
     keys = _keys(run) + run.speeds.fractions.attention_half / 2 * rounds
@@ -100,6 +109,24 @@ def _add_attention(run: Workload, time: LayerTime, quantized: bool) -> None:
     forward = 2 * run.tokens * heads * widths * keys / rate
     time.forward["attention"] += forward
     time.backward["attention"] += ATTENTION_BACKWARD * forward
+
+
+def needs_new_kernels(model: Architecture, gpu: Gpu) -> bool:
+    """Whether only recent software fuses attention: the latent one with wide heads, on Blackwell."""
+    latent = model.latent
+    return latent is not None and latent.head + latent.rope > FUSED_HEAD and gpu.capability >= (10, 0)
+
+
+def _add_unfused_attention(run: Workload, time: LayerTime, heads: float, widths: int) -> None:
+    """Add attention of separate kernels, which compute, write and read all scores, also masked ones.
+
+    See UnfusedDotProductAttention of Transformer Engine.
+    """
+    scores = run.tokens * run.model.seq_length * heads
+    product = 2 * scores * widths / run.speeds.gemm("bf16")
+    passes = scores * BF16 / run.speeds.memory
+    time.forward["attention"] += product + UNFUSED_PASSES[0] * passes
+    time.backward["attention"] += 2 * product + UNFUSED_PASSES[1] * passes
 
 
 def _keys(run: Workload) -> float:

@@ -65,7 +65,7 @@ def _older_as_json(step: StepTime) -> list[dict[str, Any]]:
     terms = {term.name: term.ms for term in step.terms}
     found = []
     for release in older_releases(step.situation.gpu, step.situation.kind):
-        speed = step.ms / slower(terms, release)
+        speed = step.ms / slower(terms, release, step.unfused_ms)
         rate = speed * step.tokens_per_s_per_gpu
         found.append({"release": release.name, "speed": speed, "tokens_per_s_per_gpu": rate, "source": release.source})
     return found

@@ -18,12 +18,17 @@ RELEASE = "26.06"
 
 @dataclass(frozen=True)
 class OlderRelease:
-    """A release of the NeMo container, with its speed relative to `RELEASE` and the speed of its attention."""
+    """A release of the NeMo container, with its speed relative to `RELEASE`.
+
+    `attention` is the relative speed of its attention. `fuses_latent` is whether it has fused kernels for latent
+    attention.
+    """
 
     name: str
     speed: float
     source: str
     attention: float = 1.0
+    fuses_latent: bool = True
 
 
 _H100 = "dgxc-benchmarking 24.11 to 25.04, 8B, 15B, 70B, 175B and 405B on H100"
@@ -39,8 +44,13 @@ _HOPPER = (
     OlderRelease("26.02", 0.99, _BRIDGE),
 )
 _BLACKWELL = (
-    OlderRelease("25.02", 0.91, "405B on 128 B200 in 25.02 and 25.09, and " + _BRIDGE),
-    OlderRelease("25.04", 0.92, "405B on 128 GB200 in dgxc-benchmarking 25.05 and later, and " + _BRIDGE),
+    OlderRelease("25.02", 0.91, "405B on 128 B200 in 25.02 and 25.09, and " + _BRIDGE, fuses_latent=False),
+    OlderRelease(
+        "25.04",
+        0.92,
+        "405B on 128 GB200 in dgxc-benchmarking 25.05 and later, and " + _BRIDGE,
+        fuses_latent=False,
+    ),
     OlderRelease("25.07", 0.95, "between 25.04 and 25.09"),
     OlderRelease("25.09", 0.96, _BRIDGE),
     OlderRelease("25.11", 0.96, _BRIDGE),
@@ -68,8 +78,13 @@ def older_releases(gpu_name: str, kind: Kind) -> tuple[OlderRelease, ...]:
     return (*earlier, *_EXPERTS)
 
 
-def slower(terms: Mapping[str, float], release: OlderRelease) -> float:
-    """Return the milliseconds of a step with these terms in an older release."""
+def slower(terms: Mapping[str, float], release: OlderRelease, unfused_ms: float | None = None) -> float:
+    """Return the milliseconds of a step with these terms in an older release.
+
+    `unfused_ms` is the step without fused latent attention, None if it has no such attention.
+    """
+    if unfused_ms is not None and not release.fuses_latent:
+        return unfused_ms / release.speed
     attention = terms.get("attention", 0.0)
     rest = sum(terms.values()) - attention
     return (rest + attention / release.attention) / release.speed

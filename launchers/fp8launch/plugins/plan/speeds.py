@@ -94,7 +94,8 @@ class Software:
     multiprocessors while they wait. `scan` is the time of Mamba's kernels relative to the time of their traffic: they
     are many, small, and wait for one another. `scale` is the share by which a step slows down for each doubling of its
     GPUs beyond a node, `scale_delayed` what delayed scaling adds: it reduces the largest values over all ranks.
-    `kernel` is the seconds that any kernel takes in addition to its FLOPs and traffic.
+    `kernel` is the seconds that any kernel takes in addition to its FLOPs and traffic. `fuses_latent` is
+    whether Blackwell trains with fused latent attention.
 
     Times of the host are seconds for a layer's forward and backward pass; `launch_forward` is the forward pass's share
     of them. A dense layer takes `launch`, plus `launch_quantized` in FP8 or FP4, plus `launch_gathered` if parameters
@@ -120,6 +121,9 @@ class Software:
     # Qwen3 235B-A22B on 256 H100 11 %.
     experts_overlapped: float = 0.55
     kernel: float = 2.0e-6
+    # Since Transformer Engine 2.5 and cuDNN 9.11 (fused_attn.cpp). FlashAttention 2 takes other wide heads, but none
+    # whose values are narrower than their keys.
+    fuses_latent: bool = True
     launch: float = 2.0e-3
     launch_quantized: float = 0.8e-3
     # 3B on one and two H100: benchmarks/plan/host_bound.md.

@@ -23,7 +23,7 @@ from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.plugins.plan.collectives import Group, send
 from fp8launch.plugins.plan.known_runs import Kind, Situation, extrapolations, uncertainty
 from fp8launch.plugins.plan.layer_terms import HostTime, LayerTime, Seconds, seconds
-from fp8launch.plugins.plan.layers import layer_time
+from fp8launch.plugins.plan.layers import layer_time, needs_new_kernels
 from fp8launch.plugins.plan.speeds import FAST_HOST_LINK, Links, Speeds, speeds
 from fp8launch.plugins.plan.step_end import add_step_end
 from fp8launch.plugins.plan.term_notes import notes_of
@@ -60,8 +60,9 @@ class StepTime:
     """A predicted step of a trained model on a host as fast as in the published runs.
 
     `terms` add up to `ms`. `situation` decides the uncertainty, which is at least `least_uncertainty`. `slow_host_ms`
-    is the same step on the slowest host measured, and `first_ms` with the router of the first iterations. They are
-    None in a search, which ranks by `ms` alone; `first_ms` is also None if the router is balanced by force.
+    is the same step on the slowest host measured, `first_ms` with the router of the first iterations, and `unfused_ms`
+    with software that cannot fuse latent attention on Blackwell. They are None in a search, which ranks by `ms` alone.
+    `first_ms` is also None if the router is balanced by force, and `unfused_ms` if any software fuses the attention.
     """
 
     terms: tuple[TimeTerm, ...]
@@ -72,6 +73,7 @@ class StepTime:
     least_uncertainty: float = 0.0
     slow_host_ms: float | None = None
     first_ms: float | None = None
+    unfused_ms: float | None = None
 
     @cached_property
     def ms(self) -> float:
@@ -148,7 +150,7 @@ def step_time_at(
     add_step_end(run, terms, pipeline[slowest], of_stages[slowest], number)
     _add_scale(run, terms, world)
     notes: dict[str, str] = {}
-    slow_host_ms = first_ms = None
+    slow_host_ms = first_ms = unfused_ms = None
     if shared is None:
         notes = notes_of(run, terms, world)
         on_slow_host = replace(known, device=replace(known.device, host=known.device.slow_host))
@@ -160,13 +162,19 @@ def step_time_at(
             first = step_time_at(args, world, global_batch, replace(known, software=software), LayerTimes())
             assert first is not None  # only the router differs
             first_ms = first.ms
+        if needs_new_kernels(model, known.gpu):
+            software = replace(known.software, fuses_latent=False)
+            unfused = step_time_at(args, world, global_batch, replace(known, software=software), LayerTimes())
+            assert unfused is not None  # only attention differs
+            unfused_ms = unfused.ms
     ordered = tuple(TimeTerm(name, 1000 * part, notes.get(name, "")) for name, part in terms.items() if part > 0)
     tokens = global_batch * model.seq_length
     least = 0.0
     if offloaded_layers(args) and known.device.host_link < FAST_HOST_LINK:
         least = UNCERTAINTY_OFFLOADED
     situation = _situation(run, world, terms)
-    return StepTime(ordered, tokens, world, flops_of(model, args), situation, least, slow_host_ms, first_ms)
+    flops = flops_of(model, args)
+    return StepTime(ordered, tokens, world, flops, situation, least, slow_host_ms, first_ms, unfused_ms)
 
 
 def _situation(run: Workload, world: int, terms: Seconds) -> Situation:
