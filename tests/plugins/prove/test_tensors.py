@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from importlib.util import find_spec
 
 import pytest
@@ -13,7 +14,7 @@ if find_spec("torch") is None:
 import numpy as np
 import torch
 
-from fp8launch.plugins.prove import tensors
+from fp8launch.plugins.prove import resuming, tensors
 
 
 def test_gradients_come_from_the_first_moments_of_all_optimizers() -> None:
@@ -45,5 +46,32 @@ def test_objects_are_the_same_by_their_values() -> None:
 def test_stored_objects_are_loaded() -> None:
     stream = io.BytesIO()
     torch.save({"step": 1}, stream)
-    assert tensors._loaded(stream) == {"step": 1}
-    assert tensors._loaded(7) == 7
+    assert tensors._loaded("state", stream) == {"step": 1}
+    assert tensors._loaded("state", 7) == 7
+
+
+def test_states_of_fp8_are_the_same_by_their_values() -> None:
+    once, twice = "recipe", "".join(["rec", "ipe"])
+    one = {"names": [once, once], "scale_fwd": torch.ones(2)}
+    other = {"names": [once, twice], "scale_fwd": torch.ones(2)}
+    assert pickle.dumps(one) != pickle.dumps(other)
+    name = "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2"
+    assert tensors.differences(name, _extra_state(name, one), _extra_state(name, other)) == []
+    changed = _extra_state(name, {**other, "scale_fwd": torch.zeros(2)})
+    assert tensors.differences(name, _extra_state(name, one), changed) == [f"{name}.scale_fwd"]
+
+
+def _extra_state(name: str, state: object) -> object:
+    """Return what is loaded if a checkpoint holds `state` as Transformer Engine stores it."""
+    stream = io.BytesIO()
+    torch.save(torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8), stream)
+    return tensors._loaded(name, stream)
+
+
+def test_only_streams_of_random_numbers_that_are_drawn_from_count() -> None:
+    def rank(drawn: str, expert: str) -> dict[str, object]:
+        states = [{"drawn": first, "expert": expert} for first in ("a", drawn)]
+        return {"losses": [], "norms": [], "batches": [], "random": states}
+
+    assert resuming._different_records([rank("b", "x")], [rank("b", "y")]) == []
+    assert resuming._different_records([rank("b", "x")], [rank("c", "x")]) == ["random numbers (drawn)"]

@@ -61,24 +61,24 @@ def _record_steps(training: Any, record: dict[str, Any]) -> None:
         record["losses"].append({name: float(value) for name, value in result[0].items()})
         norm = result[_GRAD_NORM]
         record["norms"].append(None if norm is None else float(norm))
-        record["random"].append(_random_state())
+        record["random"].append(_random_states())
         return result
 
     training.train_step = recorded
 
 
-def _random_state() -> str:
-    """Return a digest of the states of all streams of random numbers that this rank draws from."""
+def _random_states() -> dict[str, str]:
+    """Return a digest of the state of each stream of random numbers of this rank, by the name of the stream."""
     tracker = importlib.import_module("megatron.core.tensor_parallel.random").get_cuda_rng_tracker()
-    states = {"": torch.get_rng_state(), **tracker.get_states()}
+    states = {"cpu": torch.get_rng_state(), **tracker.get_states()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
-    digest = hashlib.sha256()
-    for name, state in sorted(states.items()):
+    digests = {}
+    for name, state in states.items():
         # Transformer Engine's tracker holds generators.
         values = state.get_state() if isinstance(state, torch.Generator) else state
-        digest.update(name.encode() + values.cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+        digests[name] = hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()[:16]
+    return digests
 
 
 def _record_batches(record: dict[str, Any]) -> None:

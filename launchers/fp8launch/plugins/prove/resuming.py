@@ -50,12 +50,20 @@ def _different_records(whole: Ranks, second: Ranks) -> list[str]:
     for name, title in (("losses", "losses"), ("norms", "gradient norms"), ("batches", "order of the data")):
         if any(one[name][-len(other[name]) :] != other[name] for one, other in zip(whole, second, strict=True)):
             found.append(title)
-    for one, other in zip(whole, second, strict=True):
-        # A stream from which nothing is drawn has no effect, whatever its state.
-        if len(set(one["random"])) > 1 and one["random"][-1] != other["random"][-1]:
-            found.append("random numbers")
-            break
-    return found
+    streams = sorted(
+        {name for one, other in zip(whole, second, strict=True) for name in _different_streams(one, other)}
+    )
+    return [*found, f"random numbers ({', '.join(streams)})"] if streams else found
+
+
+def _different_streams(whole: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the streams of random numbers that a rank draws from, and that end in another state after a resume.
+
+    A stream from which nothing is drawn has no effect, whatever its state.
+    """
+    ends, resumed_ends = whole["random"][-1], second["random"][-1]
+    drawn = [name for name in ends if len({states[name] for states in whole["random"]}) > 1]
+    return [name for name in drawn if ends[name] != resumed_ends.get(name)]
 
 
 def check_reshard(
