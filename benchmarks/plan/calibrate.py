@@ -39,7 +39,7 @@ HELD = {
     "software.launch_expert.blockwise",
     "software.launch_expert.tensorwise",
     "software.launch_expert.nvfp4",
-    "software.launch_quantized",
+    *(f"software.launch_quantized.{name}" for name in ("delayed", "blockwise", "tensorwise", "mxfp8", "nvfp4")),
     "software.launch_gathered",
     "software.launch_dispatch",
     "software.launch_forward",
@@ -81,7 +81,6 @@ PRIOR: Parameters = {
     "software.permutation": 4.0,
     "software.biased_activation": 56.0,
     "software.launch": 2.0e-3,
-    "software.launch_quantized": 0.8e-3,
     "software.launch_routing": 2.5e-3,
     "software.launch_expert.mxfp8": 0.3e-3,
     **{f"clock.{name}": clock for name, clock in POWER_CLOCK.items()},
@@ -111,12 +110,16 @@ def speeds_of(name: str, parameters: Parameters) -> Speeds:
     gemm = {key.removeprefix("gemm."): value for key, value in own.items() if key.startswith("gemm.")}
     rest = {key: value for key, value in own.items() if not key.startswith("gemm.")}
     software = {k.removeprefix("software."): v for k, v in parameters.items() if k.startswith("software.")}
-    launch = {key.removeprefix("launch_expert."): v for key, v in software.items() if "." in key}
+    by_precision: dict[str, dict[str, float]] = defaultdict(dict)
+    for key, value in software.items():
+        part, _, precision = key.partition(".")
+        if precision:
+            by_precision[part][precision] = value
     return Speeds(
         device,
         replace(DEVICES[name], clock=parameters[f"clock.{name}"]),
         Fractions(gemm=gemm, **rest),
-        Software(launch_expert=launch, **{key: value for key, value in software.items() if "." not in key}),
+        Software(**by_precision, **{key: value for key, value in software.items() if "." not in key}),  # type: ignore[arg-type]
     )
 
 

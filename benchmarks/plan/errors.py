@@ -46,7 +46,7 @@ Made by `errors.py`; a test keeps it in step. An error is predicted over real to
 come from several containers have one error for each. Experts are balanced by force in all published runs of recent
 containers. For the two figures of GPT-OSS in container 26.06.01, 0.6 of those before and after, NVIDIA's page has a
 note. Runs on the slow host are compared with the prediction for that host: its launch times were fitted to some of
-them, the others were held out. Older results are compared with the prediction for the current release, and in the
+them. Older results are compared with the prediction for the current release, and in the
 lines "as released" with the prediction for their own, if its factor is known.
 
 """

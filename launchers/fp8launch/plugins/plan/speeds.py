@@ -38,7 +38,7 @@ class Host:
 
 
 # The slowest host measured: a virtual machine with two H100 and 32 cores (benchmarks/plan/host_bound.md).
-SLOW_X86 = Host(python=2.8, experts=1.0)
+SLOW_X86 = Host(python=3.0, experts=1.1)
 GRACE = Host(python=1.3, experts=1.3)
 
 
@@ -98,8 +98,8 @@ class Software:
     whether Blackwell trains with fused latent attention.
 
     Times of the host are seconds for a layer's forward and backward pass; `launch_forward` is the forward pass's share
-    of them. A dense layer takes `launch`, plus `launch_quantized` in FP8 or FP4, plus `launch_gathered` if parameters
-    are gathered in FP8 or FP4: PyTorch dispatches every operation on such a weight in Python. Experts take
+    of them. A dense layer takes `launch`, plus `launch_quantized` by its precision, plus `launch_gathered` if
+    parameters are gathered in FP8 or FP4: PyTorch dispatches every operation on such a weight in Python. Experts take
     `launch_routing` before the routing and `launch_dispatch` after it, and `launch_expert` for each local expert by its
     precision, because every expert's inputs are quantized by separate kernels. If all experts are local, no host waits
     for another's tokens, and they take `launch_alone` of that time.
@@ -125,9 +125,17 @@ class Software:
     # whose values are narrower than their keys.
     fuses_latent: bool = True
     launch: float = 2.0e-3
-    launch_quantized: float = 0.8e-3
-    # 3B on one and two H100: benchmarks/plan/host_bound.md.
-    launch_gathered: float = 0.2e-3
+    # 3B on one and two H100: benchmarks/plan/host_bound.md. MXFP8 and NVFP4 were not measured.
+    launch_quantized: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "delayed": 0.15e-3,
+            "blockwise": 0.6e-3,
+            "tensorwise": 0.6e-3,
+            "mxfp8": 0.8e-3,
+            "nvfp4": 0.8e-3,
+        }
+    )
+    launch_gathered: float = 0.25e-3
     launch_routing: float = 2.3e-3
     launch_dispatch: float = 3.0e-3
     # Six layers of Qwen3 30B-A3B on one GPU in bf16: benchmarks/h200, `2026-11-23-tuned-one`.
