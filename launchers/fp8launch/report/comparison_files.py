@@ -1,4 +1,4 @@
-"""Files that `compare` writes. Each kind has an option: `--csv`, `--md`, and the options of plugins."""
+"""The files that `compare` can write. Each kind has an option: `--csv`, `--md`, and those of plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fp8launch.rundir.atomic_io import as_utf8, write_atomically
 
 @dataclass(frozen=True)
 class ComparisonFile:
-    """A kind of file. The name under which it is added is the option: `--csv`.
+    """A kind of file. Its name in the registry becomes the option, such as `--csv`.
 
     `write` returns messages for the user. The path is never a folder unless `may_be_folder` is true.
     """
@@ -26,23 +26,23 @@ class ComparisonFile:
 
 
 def comparison_files() -> dict[str, ComparisonFile]:
-    """Return the kinds of files of the core and of active plugins, by their options."""
+    """Return the file kinds of the core and of active plugins by option name."""
     return dict(plugin_registry.loaded("comparison_files"))
 
 
 def write_comparison(comparison: Comparison, option: str, path: Path) -> Iterable[str]:
-    """Write the file of an option, and return messages for the user. A link is not followed."""
-    # In a folder that others can write to, a link could make the report overwrite any of the user's files.
+    """Write the file for an option and return messages for the user. Symbolic links are refused."""
+    # In a folder that others can write to, someone could place a link that makes us overwrite the user's files.
     if path.is_symlink() and path.parent != Path("/dev"):
         message = f"{path} is a link to {path.readlink()}"
-        raise error("output-is-a-link", message, f"--{option}", "write the path of the file itself, or of another file")
+        raise error("output-is-a-link", message, f"--{option}", "pass the path of the file itself, or another path")
     return comparison_files()[option].write(comparison, path)
 
 
 def write_text(path: Path, option: str, text: str) -> str:
-    """Write a text, and return a message for the user. `path` may be a pipe or a device."""
+    """Write text to `path`, which may be a pipe or a device. Return a message for the user."""
     if not path.parent.is_dir():
-        raise error("no-such-folder", f"there is no folder {path.parent}", option, "make it first, or name another")
+        raise error("no-such-folder", f"folder {path.parent} does not exist", option, "create it, or choose another")
     if path.exists() and not is_file(path):
         path.write_bytes(as_utf8(text))
     else:

@@ -1,6 +1,6 @@
-"""The result of a comparison in one sentence: the fastest row and its lead, or the lowest loss.
+"""State the result of a comparison in a sentence: the fastest row and its lead, or the lowest loss.
 
-A difference is stated only if its 95 % interval excludes zero. Rows that cannot be compared are left out and named.
+A difference is stated only if its 95 % interval excludes zero. Rows that cannot be compared are named and left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import counted
 
 _MOST_NAMES = 3
-# Longer lists of names, in letters, are counted as well.
+# Lists of names longer than this many characters also get a count.
 _LONGEST = 90
 
 
@@ -48,7 +48,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def _without_result(comparison: Comparison) -> list[str]:
-    """Name the runs that the other sentences leave out, such as the seeds that diverged at a high learning rate."""
+    """Name the runs missing from the other sentences, such as seeds that diverged at a high learning rate."""
     found, none = [], []
     for row in comparison.rows:
         if not row.good:
@@ -65,7 +65,7 @@ def _without_result(comparison: Comparison) -> list[str]:
 
 
 def unlike_rows(comparison: Comparison) -> dict[str, str]:
-    """Return the rows without a ratio to the baseline because other work or another machine was measured, and why."""
+    """Return the rows that have no ratio to the baseline because the work or the machine differs, with the reason."""
     found: dict[str, str] = {}
     for _, row, ratio in comparison.ratios():
         if ratio.value is None and not ratio.missing and not ratio.comparability.comparable:
@@ -74,7 +74,7 @@ def unlike_rows(comparison: Comparison) -> dict[str, str]:
 
 
 def names(rows: Sequence[str]) -> str:
-    """Join names as a sentence does; many are counted."""
+    """Join names as in a sentence, with a count if there are many."""
     if len(rows) > _MOST_NAMES or (len(rows) > 1 and sum(map(len, rows)) > _LONGEST):
         return f"{len(rows)} rows"
     comma = ", "
@@ -86,7 +86,7 @@ def names(rows: Sequence[str]) -> str:
 # --- Speed ----------------------------------------------------------------------------------------------------------
 
 
-# A row's name with its speed relative to another row; the ratio's value is never None.
+# A row's name and its speed relative to another row. The ratio's value is never None.
 _Rated = tuple[str, Ratio]
 
 
@@ -97,7 +97,7 @@ def _value(rated: _Rated) -> float:
 
 
 def _may_be_equal(a: Ratio, b: Ratio) -> bool:
-    """Return whether two ratios relative to the same row may be the same."""
+    """Return whether two ratios to the same row may be equal, given their intervals."""
     if a.interval is None or b.interval is None:
         return True
     return a.interval.high >= b.interval.low and b.interval.high >= a.interval.low
@@ -123,7 +123,7 @@ def _about_speed(comparison: Comparison, good: Sequence[Row]) -> str:
         return _in_pairs(rated, comparison)
     if unknown:
         return (
-            f"Which of these runs is faster cannot be said: {_without_arguments(good)} not contain all arguments, "
+            f"It is unknown which of these runs is faster: {_without_arguments(good)} not contain all arguments, "
             "so the work may differ"
         )
     if len(scaled) > 1:
@@ -142,7 +142,7 @@ def _settings_beyond_size(good: Sequence[Row]) -> bool:
 
 
 def _without_arguments(good: Sequence[Row]) -> str:
-    """Name the rows whose logs do not determine their work."""
+    """Name the rows whose logs do not show what work they did."""
     lacking = [row.name for row in good if unstated(row.facts)]
     return f"the logs of {names(lacking)} do" if len(lacking) > 1 else f"the log of {names(lacking)} does"
 
@@ -156,13 +156,13 @@ def _alone(row: Row) -> str:
     elif row.step_time:
         found.append(f"{row.step_time.median:,.1f} ± {row.step_time.spread:,.1f} ms per iteration")
     else:
-        return f"{row.name}: no speed known"
+        return f"{row.name}: speed unknown"
     return f"{row.name}: {'; '.join(found)}, with nothing to compare it to"
 
 
 def _interval(interval: Interval | None) -> str:
     if interval is None:
-        return "interval not known"
+        return "interval unknown"
     return f"95 % interval {interval.low:.3f} to {interval.high:.3f}{_within(interval)}"
 
 
@@ -190,7 +190,7 @@ def _fastest(rated: Sequence[_Rated], base: str) -> str:
     unsure = [one for one in rated if not one[1].distinguishable]
     if not unsure:
         next_best, ratio = rated[0]
-        text = f"{base} was fastest: {next_best} reached {_value(rated[0]):.2f}× of it"
+        text = f"{base} was fastest: {next_best} reached {_value(rated[0]):.2f}× its speed"
         return f"{text} ({_interval(ratio.interval)})"
     alike = names([base, *(name for name, _ in unsure)])
     if any(ratio.excludes_one for _, ratio in unsure):
@@ -212,7 +212,7 @@ def _fastest(rated: Sequence[_Rated], base: str) -> str:
 
 
 def _in_pairs(rated: Sequence[_Rated], comparison: Comparison) -> str:
-    """Sum up many pairs of a row and its own baseline."""
+    """Summarize many pairs of a row and its own baseline."""
     sure = [one for one in rated if one[1].distinguishable]
     faster = [value for value in map(_value, sure) if value > 1]
     slower = [value for value in map(_value, sure) if value < 1]
@@ -240,7 +240,7 @@ def _range(ratios: Sequence[float]) -> str:
 
 
 def _scaling(scaled: Sequence[Row]) -> str:
-    """State the efficiencies of a variant at each size, or of several variants at their largest size."""
+    """State the efficiency of one variant at each size, or of several variants at their largest size."""
     modes = scaling_modes(scaled)
     by_label: dict[str, list[_Rated]] = {}
     for row in scaled:
@@ -266,7 +266,7 @@ def _scaling(scaled: Sequence[Row]) -> str:
 
 
 def _about_parity(comparison: Comparison) -> str:
-    """Return whether the losses of other precisions agree with their baseline's."""
+    """State whether the losses of other precisions agree with the baseline's."""
     out = unlike_rows(comparison)
     parities = [one for one in comparison.parities if one.variant not in out]
     if not parities:
@@ -282,7 +282,7 @@ def _about_parity(comparison: Comparison) -> str:
     if not judged:
         if all(map(is_unknown, chain.from_iterable(one.reasons for one in parities))):
             return "losses not judged: the logs do not contain all arguments"
-        return "losses not judged: the runs differ in what decides them"
+        return "losses not judged: the runs differ in settings that affect the loss"
     agree = by_verdict.get("within tolerance", [])
     tolerance = f"{100 * parities[0].tolerance:g} %"
     if len(agree) == len(judged):
@@ -304,7 +304,7 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
     """Describe the parities that share a verdict."""
     rows = names([one.variant for one in parities])
     if parities[0].verdict == "undecided":
-        return f"whether the loss of {rows} agrees with the baseline's is undecided"
+        return f"it is undecided whether the loss of {rows} agrees with the baseline's"
     if parities[0].verdict == "diverged":
         return f"the loss of {rows} diverged"
     sizes = []
@@ -316,13 +316,13 @@ def _of_verdict(parities: Sequence[Parity]) -> str:
         shown = f"{sizes[0]:+.2f} %"
         if parities[0].diverged_at is not None:
             shown += f" at the end, from iteration {parities[0].diverged_at} on"
-    return f"the loss of {rows} is not the baseline's within {100 * parities[0].tolerance:g} % ({shown})"
+    return f"the loss of {rows} differs from the baseline's by more than {100 * parities[0].tolerance:g} % ({shown})"
 
 
 def _about_loss(good: Sequence[Row]) -> list[str]:
-    """Rank the final losses, separately for each task, or state the loss of several seeds of one setting.
+    """Rank the final losses of each task, or state the loss of one setting over several seeds.
 
-    Losses of precisions alone are compared with their baseline's, iteration by iteration, and not ranked.
+    If only the precision differs, losses are compared with the baseline's iteration by iteration, and not ranked.
     """
     rows = [row for row in good if row.loss]
     tasks = ranked_by_loss(rows)
@@ -344,9 +344,9 @@ def _about_loss(good: Sequence[Row]) -> list[str]:
 
 
 def _by_setting(rows: Sequence[Row], only_task: bool) -> list[tuple[str, LossSummary]]:
-    """Pool rows that differ only in size or speed: one loss for each way to learn.
+    """Pool rows that differ only in size or speed, so that there is one loss per learning setting.
 
-    A pooled loss has the name of its setting, or of its first row if the setting does not identify the task.
+    A pooled loss is named after its setting, or after its first row if the setting does not identify the task.
     """
     deciding = learning_settings(rows)
     settings: dict[tuple[str, ...], list[Row]] = {}

@@ -1,4 +1,4 @@
-"""The losses of runs: curves by iteration, and the loss of a row in numbers."""
+"""Loss curves of runs by iteration, and the final loss of a row of the comparison."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.run_report import RunReport, json_mapping
 from fp8launch.report.steady_state import loss_of, numbers_of
 
-Curve = dict[int, float]  # loss, or a difference of it, by iteration
+Curve = dict[int, float]  # loss, or a difference of losses, by iteration
 Point = tuple[int, float]
 
 
 def relative(mine: Curve, theirs: Curve) -> Curve:
-    """Return (mine - theirs) / theirs at the iterations that have both."""
+    """Return (mine - theirs) / theirs at the iterations that both curves have."""
     found = {}
     for number, loss in mine.items():
         other = theirs.get(number, math.nan)
@@ -30,7 +30,7 @@ def relative(mine: Curve, theirs: Curve) -> Curve:
 
 
 def mean(curves: Sequence[Curve]) -> Curve:
-    """Return the mean of curves at the iterations that all have."""
+    """Return the mean of the curves at the iterations that all of them have."""
     found = {}
     for number in set(curves[0]).intersection(*curves[1:]):
         found[number] = statistics.fmean([curve[number] for curve in curves])
@@ -43,18 +43,18 @@ def average(curve: Curve, numbers: Sequence[int]) -> float:
 
 
 def losses(run: RunReport) -> Curve:
-    """Return the loss by iteration, NaN if a line has none; without lines that may mix two iterations."""
+    """Return the loss by iteration, NaN where a line has none. Lines that may average two iterations are left out."""
     lines = run.steady_state.lines
     numbers = numbers_of(lines)
     if not lines.names_with(LOSS_PREFIX):
-        # A loss that was NaN from the start has never been printed.
+        # Megatron prints no loss for NaN iterations, so a run that was NaN from the start has no loss column.
         return dict.fromkeys(numbers, math.nan) if run.training.nan_iterations else {}
     every = zip(numbers, loss_of(lines), lines.column("mixed"), strict=True)
     return {number: loss for number, loss, mixed in every if not mixed}
 
 
 def finite_losses(run: RunReport) -> list[Point]:
-    """Return the finite losses of a run by iteration."""
+    """Return the finite losses of a run with their iterations, in order."""
     return [(number, loss) for number, loss in sorted(losses(run).items()) if math.isfinite(loss)]
 
 
@@ -64,7 +64,7 @@ def values_of(points: Iterable[Point]) -> list[float]:
 
 
 def first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, str]:
-    """Find the first iteration from which a curve has no more values, and the name of the curve."""
+    """Find the curve whose values end first. Return the iteration from which it has none, and its name."""
     starts = []
     for name, curve in curves:
         gone = None
@@ -78,7 +78,7 @@ def first_loss_gone(curves: Sequence[tuple[str, Curve]]) -> tuple[int | None, st
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Return the centred mean over `window` values, over fewer near the ends."""
+    """Return the centred moving average over `window` values, over fewer values near the ends."""
     sums = [0.0, *accumulate(values)]
     half = window // 2
     found = []
@@ -90,7 +90,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 Row = TypeVar("Row", bound=HasFacts)
 
-# The smoothed end of a training: this share of its iterations, and at least this many.
+# The final loss is averaged over this share of the iterations, but at least over this many.
 SHARE, LEAST = 0.1, 5
 # Above this loss (in nats) the perplexity is too large to be readable.
 _LARGEST = 50.0
@@ -98,13 +98,12 @@ _LARGEST = 50.0
 
 @dataclass(frozen=True)
 class LossSummary:
-    """The loss at the end of a row's runs, in nats.
+    """The final loss of a row's runs, in nats.
 
-    `last` and `smoothed` are medians over the runs; `values` has the smoothed loss of each run. The end of a run is
-    smoothed over `iterations`. `seed_values` has the mean of the runs of each seed; `mean`, `std` (of the sample), the
-    95 % `interval` of the mean and the range, `spread`, are over these seeds. Only different seeds show how much a loss
-    varies: repeats of one seed compute the same, up to the order of additions. With one seed, `std`, `interval` and
-    `spread` are None.
+    `values` has one smoothed loss per run, the mean over its last `iterations`. `last` and `smoothed` are medians over
+    the runs. `seed_values` has the mean over the runs of each seed. `mean`, `std` (of the sample), the 95 % `interval`
+    of the mean and the range `spread` are computed over these seeds, because repeats of one seed compute the same
+    except for the order of additions. With a single seed, `std`, `interval` and `spread` are None.
     """
 
     last: float
@@ -125,7 +124,7 @@ class LossSummary:
 
     @property
     def end(self) -> float:
-        """The number that rows are ranked by: the mean over several seeds, else the smoothed loss."""
+        """The loss by which rows are ranked: the mean over several seeds, or the smoothed loss of a single one."""
         if self.seeds > 1 and self.mean is not None:
             return self.mean
         return self.smoothed
@@ -159,7 +158,7 @@ def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
         values = values_of(finite_losses(run))
         count = min(len(curve), max(LEAST, round(SHARE * len(curve))))
         at_end = sorted(curve)[-count:] if count else []
-        # A loss that is NaN or infinite for most of the end has no number there, regardless of earlier values.
+        # If most of the final losses are NaN or infinite, the few finite ones do not represent the run.
         if 2 * sum(math.isfinite(curve[number]) for number in at_end) > count:
             count = min(count, len(values))
             lasts.append(values[-1])
@@ -197,10 +196,10 @@ def by_task(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def ranked_by_loss(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the tasks whose rows learn differently, so that their losses are a result.
+    """Return the tasks whose rows learn differently, which makes their losses a result worth ranking.
 
-    Among several tasks, rows that also differ in what changes their speed belong to a comparison of speeds, such as a
-    collection of logs of different experiments.
+    Unless all tasks do, those whose rows also differ in settings that change the speed are left out: they are part of
+    a comparison of speeds, such as a collection of logs of different experiments.
     """
     tasks = by_task(rows)
     found = [task for task in tasks if swept_learning(task)]
@@ -210,13 +209,13 @@ def ranked_by_loss(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def learning_settings(rows: Sequence[HasFacts]) -> list[str]:
-    """Return the differing facts that decide the loss of rows of one task: rows with equal ones share a loss."""
+    """Return the facts that affect the loss and differ between rows of one task. Rows equal in all share a loss."""
     differ = differing_facts(rows)
     return [*swept_learning(rows), *(name for name in ("precision", "train_iters") if name in differ)]
 
 
 def swept_learning(rows: Sequence[HasFacts]) -> list[str]:
-    """Return the arguments by which rows of one task learn differently."""
+    """Return the arguments that differ between rows of one task and affect what they learn."""
     differ = differing_facts(rows)
     found = [name for name in LEARNING if name in differ]
     if "world_size" in differ and "global_batch_size" in found:

@@ -1,4 +1,4 @@
-"""Read the runs that the command line names: runs, studies, recipes, logs and event files."""
+"""Find and read what the command line names: runs, studies, recipes, logs and event files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 def read_runs(
     names: Sequence[str], gpu: str | None = None, say: Callable[[str], object] = lambda note: None
 ) -> list[RunReport]:
-    """Read every run that the names mean once, in their order. Raises UserError for a name that means nothing.
+    """Read every run that the names refer to, once each and in order. Raises UserError for an unknown name.
 
-    `say` gets a note about a name with two meanings.
+    `say` receives a note if a name is ambiguous.
     """
     found: dict[str, RunReport] = {}
     for name in names:
@@ -34,7 +34,7 @@ def read_runs(
 
 
 def _told_apart(runs: list[RunReport]) -> list[RunReport]:
-    """Add the folder to the names of logs that have the same file name, because such logs are not repeats."""
+    """Add the folder to the names of logs with equal file names, so that they do not count as repeats."""
     counts = Counter(run.name for run in runs)
     renamed = []
     for run in runs:
@@ -69,9 +69,9 @@ def _read(name: str, gpu: str | None, say: Callable[[str], object]) -> list[RunR
 
 
 def path_named(name: str) -> Path | None:
-    """Return the log, event file or folder of these that a name means; None for a run, a study or a recipe.
+    """Return the log, event file or folder that a name refers to; None for a run, a study or a recipe.
 
-    A name that is not written as a path is one only if no run has it. Raises UserError if ids begin with it, too.
+    A name without a slash is a path only if no run has that name. Raises UserError if run ids start with it, too.
     """
     path = Path(name)
     if not is_there(path) or is_recipe_file(name):
@@ -89,7 +89,7 @@ def path_named(name: str) -> Path | None:
 
 
 def event_files_named(names: Sequence[str]) -> list[Path]:
-    """Return the event files that the names mean, which belong to one run; an empty list for anything else."""
+    """Return the event files of one run that the names refer to; an empty list for any other names."""
     found: list[Path] = []
     for name in names:
         path = path_named(name)
@@ -99,7 +99,7 @@ def event_files_named(names: Sequence[str]) -> list[Path]:
 
 
 def logs_named(names: Sequence[str]) -> list[Path]:
-    """Return the paths if the names are log files, which belong to one run; otherwise an empty list.
+    """Return the paths if the names are log files, which then belong to one run; otherwise an empty list.
 
     Raises UserError if only some of the names are log files.
     """
@@ -117,14 +117,14 @@ def logs_named(names: Sequence[str]) -> list[Path]:
 
 
 def runs_with_logs(names: Sequence[str], say: Callable[[str], object]) -> list[RunFolder]:
-    """Return every run that the names mean once. If some have no log yet, they are left out and reported to `say`."""
+    """Return every run that the names refer to, once each. Runs without a log are left out and reported to `say`."""
     named: list[RunFolder] = []
     for name in names:
         named += runs_named(name, newest=True, say=say)
     found = list(dict.fromkeys(named))
     with_log = [run for run in found if run.attempts() or run.batch_output()]
     if not with_log and found:
-        return found[:1]  # reading it reports that it has no log
+        return found[:1]  # reading this run raises the error that it has no log
     for run in found:
         if run not in with_log:
             say(f"{run.run_id} has no log yet")
@@ -134,14 +134,14 @@ def runs_with_logs(names: Sequence[str], say: Callable[[str], object]) -> list[R
 
 
 def report_of(run: RunFolder, gpu: str | None = None) -> RunReport:
-    """Report on a run from all its attempts. Raises UserError (exit code 1) if it has no log yet."""
+    """Report on all attempts of a run. Raises UserError (exit code 1) if it has no log yet."""
     logs_of(run)
     return run_from_folder(run, gpu)
 
 
 def logs_of(run: RunFolder) -> list[Path]:
     """Return the logs of a run's attempts, oldest first. Raises UserError (exit code 1) if it has none yet."""
-    # If the job ended before its first process, only the batch script wrote something.
+    # If the job ended before its first process started, only the batch script produced output.
     logs = run.logs() or run.batch_output()
     if not logs:
         place = str(run.path / MANIFEST)

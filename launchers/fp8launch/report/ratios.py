@@ -1,8 +1,8 @@
-"""Ratios of speeds: the baseline of each row, speed-ups over it, and scaling efficiency.
+"""Choose a baseline for each row, and compute speed-ups over it and scaling efficiencies.
 
-Weak scaling keeps the work per GPU, so the global batch grows with the GPUs; strong scaling keeps the global batch.
-In both, the efficiency is the speed per GPU over the speed per GPU on the fewest GPUs: with a fixed batch, the total
-speed-up divided by the number of times more GPUs is the same quotient.
+Weak scaling keeps the work per GPU constant, so the global batch grows with the number of GPUs. Strong scaling keeps
+the global batch constant. In both cases, efficiency is the speed per GPU divided by the speed per GPU on the fewest
+GPUs. For strong scaling, this equals the usual definition: total speed-up divided by the growth in GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fp8launch.report.run_report import UNITS, Unit
 
 
 def baseline_rows(rows: Sequence[Row], wanted: str | None) -> list[Row]:
-    """Return the rows that `wanted` names; by default the bf16 rows, else the first variant; none for one variant.
+    """Return the rows that `wanted` names; see `_default_baseline` for the default. One variant has no baseline.
 
     Raises UserError if it names no row.
     """
@@ -39,9 +39,9 @@ def baseline_rows(rows: Sequence[Row], wanted: str | None) -> list[Row]:
 
 
 def _default_baseline(rows: Sequence[Row]) -> list[Row]:
-    """Return unquantized rows if another row did the same work, else the variant comparable with most other rows.
+    """Return the unquantized rows if other rows did the same work, else the variant comparable with most other rows.
 
-    So a single row that did other work than the rest never becomes the baseline, whatever its precision.
+    A row that did different work from the rest never becomes the baseline, whatever its precision.
     """
     partners = _partners(rows)
     for name in UNQUANTIZED:
@@ -63,7 +63,7 @@ def _alike(a: Row, b: Row) -> bool:
 
 
 def _partners(rows: Sequence[Row]) -> dict[str, int]:
-    """Count the rows with which each row can be compared; rows without any are left out."""
+    """Count how many other rows each row can be compared with. Rows with a count of 0 are left out."""
     found: Counter[str] = Counter()
     for row, other in permutations(rows, 2):
         if row.label != other.label and _alike(row, other):
@@ -85,7 +85,7 @@ def _is_meant(row: Row, wanted: str) -> bool:
 
 
 def _stated(row: Row, key: str) -> set[str]:
-    """Return the values of a key in a row, from its facts and from the axes of its study."""
+    """Return a row's values of a key, from its facts and from the axes of its study."""
     found = {str(row.facts.get(key))}
     for run in row.runs:
         if run.study:
@@ -104,7 +104,7 @@ def baseline_name(bases: Sequence[Row], wanted: str | None) -> str | None:
 
 
 def counterpart(row: Row, bases: Sequence[Row]) -> Row:
-    """Return the most similar baseline row: same GPUs, sequence, layout and learning rate if there is one."""
+    """Return the most similar baseline row, if possible with the same GPUs, sequence, layout and learning rate."""
     if row in bases:
         return row
 
@@ -116,7 +116,7 @@ def counterpart(row: Row, bases: Sequence[Row]) -> Row:
 
 
 def ratio(row: Row, base: Row, comparability: Comparability, force: bool = False) -> Ratio:
-    """Divide the speed of a row by the speed of `base`; between unlike rows only if `force` is set."""
+    """Divide the speed of a row by the speed of `base`. Rows that did different work need `force`."""
     for one in (row, base):
         if not one.good:
             whose = "" if one is row else f"{one.name}: "
@@ -144,7 +144,7 @@ def _relative_iqr(speeds: Sequence[float]) -> float:
 
 
 def _common_unit(row: Row, base: Row) -> Unit | None:
-    """Return the first unit in which every run on both sides has a speed: a ratio needs equal units."""
+    """Return the first unit in which all runs of both rows have a speed, or None."""
     runs = (*row.good, *base.good)
     for unit in UNITS:
         if all(run.speeds(unit) for run in runs):
@@ -157,7 +157,7 @@ def _median_of_medians(speeds: Sequence[Sequence[float]]) -> float:
 
 
 def efficiencies(rows: Sequence[Row], force: bool = False) -> dict[str, ScalingEfficiency]:
-    """Return by row name the efficiency of every variant that was run on several numbers of GPUs."""
+    """Return the scaling efficiency by row name, for variants that ran on several numbers of GPUs."""
     found: dict[str, ScalingEfficiency] = {}
     for label in labels_of(rows):
         sized = [row for row in rows if row.label == label and row.world]
@@ -188,7 +188,7 @@ def _mode(rows: Sequence[Row]) -> ScalingMode:
 
 def _comparability(row: Row, base: Row, mode: ScalingMode) -> Comparability:
     found = speed_comparability(row.facts, base.facts, axes={"world_size", "global_batch_size"})
-    # These differ intentionally: the mode names the difference in sizes, and more nodes are other nodes.
+    # Scaling runs differ in these on purpose, so noting them would not help the reader.
     noted = tuple(n for n in found.noted if not n.startswith(("number of GPUs", "global batch ", "node set ")))
     if mode != "neither" or row is base:
         return Comparability(found.unlike, noted)

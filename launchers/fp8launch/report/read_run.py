@@ -1,4 +1,4 @@
-"""Read one run, from its folder, its logs or its event files: its report, and the facts about its setup."""
+"""Read the report of one run, and the facts about its setup, from its folder, its logs or its event files."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from fp8launch.rundir.study import StudyFolder
 from fp8launch.secrets import HIDDEN, is_secret, redacted
 from fp8launch.untyped import as_mapping
 
-# All facts of these kinds are known if a run has a manifest.
+# A manifest has all facts of these kinds. If one is missing there, it is known to be unset.
 SETTINGS = ("env ", "config ")
 UNSET = "unset"
-# Names in Megatron's dump that differ from its command line.
+# Arguments whose name in Megatron's dump differs from the command line.
 _DUMP_NAMES = {"fp8_format": "fp8", "fp4_format": "fp4"}
 
 
 def precision_of(arguments: Mapping[str, object]) -> str | None:
-    """Name the precision as recipes do, with its departures from the plain recipe; None if unknown."""
+    """Name the precision as recipes do, with deviations from the plain recipe; None if unknown."""
     kind, fp4 = arguments.get("fp8"), arguments.get("fp4")
     if not kind and not fp4:
         return _high_precision(arguments)
@@ -66,19 +66,19 @@ def _high_precision(arguments: Mapping[str, object]) -> str | None:
 
 
 def stated_arguments(manifest: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments that a run was started with by Megatron's names, as its manifest has them.
+    """Return the arguments that a run was started with, from its manifest, under Megatron's names.
 
-    Manifests of older versions have the argument list only.
+    Manifests of older versions only have the command line.
     """
     stated = manifest.get("arguments")
     if isinstance(stated, Mapping):
-        # A dump also states that both are absent.
+        # Megatron's dump lists both even if they are unset.
         return {"fp8": None, "fp4": None, **stated}
     return arguments_of(as_mapping(manifest.get("megatron")).get("argv") or [])
 
 
 def spans_of(manifest: Mapping[str, Any]) -> tuple[PhaseSpan, ...]:
-    """Return the phases that a run was submitted with."""
+    """Return the phases of a run, as submitted."""
     spans = []
     for phase in manifest.get("phases") or ():
         spans.append(PhaseSpan(str(phase["name"]), int(phase["begin"]), int(phase["end"]), stated_arguments(phase)))
@@ -86,7 +86,7 @@ def spans_of(manifest: Mapping[str, Any]) -> tuple[PhaseSpan, ...]:
 
 
 def arguments_of(argv: Sequence[object]) -> dict[str, object]:
-    """Read Megatron's command line under the names of its dump: one value as number or text, several as a list."""
+    """Parse Megatron's command line, with names as in its dump. Several values of a flag become a list."""
     found: dict[str, object] = {}
     name = ""
     for word in map(str, argv):
@@ -133,7 +133,7 @@ def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, objec
         for name, value in settings.items():
             facts[f"config {name}"] = value
         del environment["FP8LAUNCH_CONFIG"]
-    # Paths into the run's own folder always differ.
+    # Paths into the run folder differ between any two runs, so they are made relative.
     for name, value in environment.items():
         if str(folder) not in str(value):
             facts[f"env {name}"] = value
@@ -142,13 +142,13 @@ def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, objec
         if isinstance(value, str | int | float):
             known[name] = value
         elif value is not None:
-            # A manifest that was edited by hand may hold any type here.
+            # A manifest edited by hand may contain any type here.
             known[name] = str(value)
     return known
 
 
 def _entry_title(manifest: Mapping[str, Any]) -> str:
-    """Return the title of the training loop. Manifests of older versions only have it in their recipe."""
+    """Return the title of the training loop. In manifests of older versions, only the recipe has it."""
     title = as_mapping(manifest.get("engine")).get("entry")
     if isinstance(title, str):
         return title
@@ -162,17 +162,17 @@ NOT_SUBMITTED = "not submitted"
 
 
 def run_from_logs(name: str, paths: Sequence[Path], gpu: str | None = None, world_size: int | None = None) -> RunReport:
-    """Read a run known only by its logs: one per attempt, oldest first."""
+    """Read a run of which only logs are known, one per attempt, oldest first."""
     return _run_report(name, read_logs(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
 
 
 def run_from_events(name: str, files: Sequence[Path], gpu: str | None = None) -> RunReport:
-    """Read a run known only by its TensorBoard event files, one per attempt, oldest first."""
+    """Read a run of which only TensorBoard event files are known, one per attempt, oldest first."""
     return _run_report(name, read_events(files), gpu, None, {}, sources=tuple(map(str, files)))
 
 
 def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunReport:
-    """Read a run folder, with its manifest. A run without a log yet has no data, which is not an error here."""
+    """Read a run folder and its manifest. A run that has no log yet is not an error here; its report is empty."""
     manifest = run.manifest()
     study = as_mapping(manifest.get("study"))
     logs = read_logs(run.logs() or run.batch_output())
@@ -196,7 +196,7 @@ def run_from_folder(run: RunFolder, gpu: str | None = None) -> RunReport:
 
 
 def _command_line(manifest: Mapping[str, Any]) -> str:
-    """Return the command that started a run; manifests of the launcher's own runs leave out its name."""
+    """Return the command that started a run. For the launcher's own training loop, manifests leave out its name."""
     words = list(map(str, manifest.get("command") or []))
     if not manifest.get("started_by"):
         words.insert(0, "fp8launch")
@@ -209,7 +209,7 @@ def _point_of(name: str, values: object, repeat: Any) -> StudyPoint:
 
 
 def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunReport]:
-    """Read every planned point of a study, in its order; one without a run, or whose run has no job, is absent."""
+    """Read every planned point of a study, in order. Points without a run or whose run has no job are `absent`."""
     record = study.record()
     planned = [*record["points"], *record.get("left_out", [])]
     made = {run.run_id: run_from_folder(run, gpu) for run in study.runs()}
@@ -228,7 +228,7 @@ def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunRepor
 def _planned(
     study: str, point: Mapping[str, Any], others: Sequence[Mapping[str, Any]], made: Mapping[str, RunReport]
 ) -> RunReport:
-    """Report on a point without a run. Its name and GPUs per node come from the study's runs of the same recipe."""
+    """Report on a point that has no run. Name and GPUs per node come from other runs of the recipe in the study."""
     recipe, nodes = point.get("recipe"), point.get("nodes")
     siblings = [
         made[str(other["run"])] for other in others if other.get("recipe") == recipe and str(other["run"]) in made
@@ -285,10 +285,10 @@ def _run_report(
 
 
 def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return the facts in effect.
+    """Return the facts that are in effect.
 
-    Fields of `launch.config` replace arguments, and settings of experts need experts. Megatron fills in the ends of a
-    constant weight decay.
+    Fields of `launch.config` override arguments. Expert settings without experts are dropped, and so are the start and
+    end that Megatron fills in for a constant weight decay.
     """
     found = {}
     decay = facts.get("weight_decay")
@@ -307,14 +307,14 @@ def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
 
 
 def _without_secret(name: str, value: object) -> object:
-    """Hide a secret value: reports and trackers publish content of logs and manifests that other programs wrote."""
+    """Mask secrets. Reports and trackers publish what other programs wrote into logs and manifests."""
     if value is not None and is_secret(name, value):
         return HIDDEN
     return value
 
 
 def _precision_in_phases(report: RunReport) -> str | None:
-    """`tensorwise then bf16`: a run in phases is named by all of them. None for a run of one precision."""
+    """Name the precisions of a run with phases, such as `tensorwise then bf16`; None if there is only one."""
     names: list[str] = []
     for phase in report.phases:
         name = precision_of(phase.report.setup.dump) or phase.name
@@ -326,7 +326,7 @@ def _precision_in_phases(report: RunReport) -> str | None:
 
 
 def with_unset(runs: Sequence[RunReport]) -> list[RunReport]:
-    """Return the runs with `unset` for each variable that only other runs set, if a run states its environment."""
+    """Add `unset` to each run for variables that only other runs set, provided that its environment is known."""
     settings: dict[str, object] = {}
     for run in runs:
         for name in run.facts:

@@ -1,4 +1,4 @@
-"""Group runs into the rows of a comparison: one row for each variant on each number of GPUs, with its repeats."""
+"""Group runs into the rows of a comparison, one row per variant and number of GPUs, with its repeats."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ScalingMode = Literal["weak", "strong", "neither"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """The speed of a row divided by another's, both in `unit`.
+    """The speed of a row divided by the speed of another row, both in `unit`.
 
-    If `value` is None, `comparability` or `missing` says why. Between two single runs, `noise`
-    is the sum of the interquartile ranges of their steps, relative to the medians: the interval of a median over many
-    steps is narrow, but does not cover the difference between two runs of the same thing.
+    If `value` is None, `comparability` or `missing` says why. `noise` is set between two single runs: the sum of the
+    interquartile ranges of their steps, relative to the medians. It is needed because the interval of a median over
+    many steps is narrow and does not cover how much two runs of the same recipe differ.
     """
 
     value: float | None
@@ -47,7 +47,7 @@ class Ratio:
 
     @property
     def distinguishable(self) -> bool:
-        """Return whether the ratio differs from 1 by more than chance: beyond its interval, and beyond `noise`."""
+        """Whether the ratio differs from 1 by more than chance: outside its interval, and by more than `noise`."""
         return self.excludes_one and self.value is not None and abs(self.value - 1) > self.noise
 
     def as_json(self) -> dict[str, object]:
@@ -75,7 +75,7 @@ class ScalingEfficiency:
 
 @dataclass(frozen=True)
 class Published:
-    """The speed that the recipe quotes; `ratio` is the measured speed over it, in tokens/s/GPU."""
+    """The speed quoted by the recipe. `ratio` is the measured speed divided by it, both in tokens/s/GPU."""
 
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float | None
@@ -90,11 +90,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Row:
-    """All runs of one variant on one number of GPUs. Only runs that ended as planned give numbers.
+    """All runs of one variant on one number of GPUs. Only runs that ended as planned contribute numbers.
 
-    `by_gpus`: the number of nodes is unknown or does not distinguish the rows of a variant. `one_size`: all rows have
-    the same size, so names leave it out. The fields from `speedup` on depend on the other rows, and are set by
-    `comparison.compare`. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, currency per million tokens.
+    `by_gpus` is true if the number of nodes is unknown or does not distinguish the rows of a variant. `one_size` is
+    true if all rows have the same size, so that names can omit it. The fields from `speedup` on depend on other rows
+    and are set by `comparison.compare`. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, and currency
+    per million tokens.
     """
 
     label: str
@@ -114,7 +115,7 @@ class Row:
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts of the first run, with the nodes of all runs."""
+        """The facts of the first run, with the node set of all runs."""
         runs = self.good or self.runs
         facts = dict(runs[0].facts)
         nodes: set[str] = set()
@@ -130,7 +131,7 @@ class Row:
 
     @property
     def trained_tokens(self) -> float | None:
-        """The number of tokens that the first good run was trained on; None if its log does not say."""
+        """The number of tokens that the first good run trained on, or None if its log does not say."""
         for run in self.good:
             batch = self.facts.get("global_batch_size")
             if run.training.iteration_last and run.setup.seq_length and isinstance(batch, int | float):
@@ -152,19 +153,19 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The label, with the size if sizes differ; no other row has the same name."""
+        """The label, followed by the size if sizes differ. It is unique."""
         if self.one_size:
             return self.label
         return ", ".join(filter(None, (self.label, self.size)))
 
     @property
     def faults(self) -> str:
-        """The reasons why some of the runs have no number; empty if all have one."""
+        """Why some runs have no numbers; empty if all have them."""
         return ", ".join(sorted({run.why_no_number for run in self.runs if not run.good}))
 
     @property
     def status(self) -> str:
-        """The status: `ok`, or how many runs have a number and why the others do not."""
+        """`ok`, or how many runs have numbers and why the others have none."""
         if not self.faults:
             return "ok"
         if len(self.runs) == 1:
@@ -172,11 +173,11 @@ class Row:
         return f"{len(self.good)} of {len(self.runs)} ok; {self.faults}"
 
     def known(self, of: Callable[[RunReport], T | None]) -> list[T]:
-        """Return a value of the reports of the runs that have it."""
+        """Return a value from the report of every good run that has it."""
         return list(filter(None, (of(run) for run in self.good)))
 
     def measure(self, of: Callable[[RunReport], Statistic | None]) -> Statistic | None:
-        """Summarise one statistic of the runs that have it."""
+        """Summarize a statistic over the runs that have it."""
         return over_runs(self.known(of))
 
     @cached_property
@@ -198,7 +199,7 @@ class Row:
 
     @property
     def peak_tflops(self) -> float | None:
-        """The peak that MFU divides by."""
+        """The peak to which MFU is relative."""
         for run in self.good:
             if run.speed.mfu_denominator:
                 return float(str(run.speed.mfu_denominator["peak_tflops"]))
@@ -222,7 +223,7 @@ class Row:
 
     @property
     def energy_per_token(self) -> float | None:
-        """Joules per iteration over tokens per iteration, both of one GPU."""
+        """Joules per iteration divided by tokens per iteration, both for one GPU."""
         energy = self.measure(lambda run: run.speed.energy_j_per_gpu)
         if energy is None or self.tokens is None or self.step_time is None:
             return None
@@ -243,12 +244,12 @@ class Row:
         return goodput_of_runs([run.goodput for run in self.runs])
 
     def speeds(self, unit: Unit) -> list[list[float]]:
-        """Return the speed at every kept line, a list for each run that has it in this unit."""
+        """Return the speeds at all kept lines, one list per run that has speeds in this unit."""
         return list(filter(None, (run.speeds(unit) for run in self.good)))
 
 
 def group_runs(runs: Sequence[RunReport]) -> list[Row]:
-    """Return the rows in the order of their first runs, sizes ascending within a variant."""
+    """Return rows in the order of their first runs. Within a variant, sizes ascend."""
     runs, notes = _newest(runs)
     labels = variant_labels(runs)
     grouped: dict[tuple[str, object], list[RunReport]] = {}
@@ -277,12 +278,12 @@ def group_runs(runs: Sequence[RunReport]) -> list[Row]:
 
 
 def labels_of(rows: Sequence[Row]) -> list[str]:
-    """Return the labels of rows, each once."""
+    """Return the distinct labels of the rows, in order."""
     return list(dict.fromkeys(row.label for row in rows))
 
 
 def _newest(runs: Sequence[RunReport]) -> tuple[list[RunReport], dict[str, list[str]]]:
-    """Keep one run per repeat of a point: after a resubmission, the last run that ended well."""
+    """Keep one run per repeat of a point. After a resubmission, keep the last run that ended well."""
     chosen: dict[object, RunReport] = {}
     replaced: dict[str, list[str]] = {}
     for i, run in enumerate(runs):
@@ -305,12 +306,12 @@ def _newest(runs: Sequence[RunReport]) -> tuple[list[RunReport], dict[str, list[
 
 
 def about_loss(rows: Sequence[Row]) -> bool:
-    """Return whether the loss is a result of these rows: several seeds, or different ways to learn the same task."""
+    """Return whether the loss is a result worth showing: there are several seeds, or settings that affect learning."""
     if any(row.loss and row.loss.seeds > 1 for row in rows):
         return True
     return bool(ranked_by_loss(rows))
 
 
 def scaling_modes(rows: Iterable[Row]) -> list[str]:
-    """Return how rows of the same variant grow with the number of GPUs: weak, strong or neither."""
+    """Return the scaling modes of the variants: weak, strong or neither."""
     return sorted({row.efficiency.mode for row in rows if row.efficiency})

@@ -1,4 +1,4 @@
-"""The report of one run: `parse` prints it, and the other parts of this package start from it."""
+"""The report of one run. `parse` prints it; comparisons and exports build on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTEWORTHY = (
     "use_distributed_optimizer", "use_megatron_fsdp", "recompute_granularity", "train_iters", "log_interval",
     "transformer_impl", "attention_backend",
 )  # fmt: skip
-# A larger number is garbage, and its square overflows.
+# Larger numbers in a log are garbage, and squaring them would overflow.
 LARGEST = 1e150
 
 
@@ -44,7 +44,7 @@ def json_mapping(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _json_value(value: object) -> object:
-    """Replace values that JSON cannot represent: NaN and infinity by None, anything else by its text."""
+    """Replace values that JSON cannot represent: NaN and infinity become None, anything else its text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, str | int | float):
@@ -62,10 +62,11 @@ def _json_value(value: object) -> object:
 
 @dataclass(frozen=True)
 class Statistic:
-    """The summary of `n` values. `iqr` is the interquartile range (linear interpolation, both ends included).
+    """The summary of `n` values. `iqr` is the interquartile range (linear interpolation, inclusive method).
 
-    In a comparison it summarizes the repeats of a run, whose medians are in `runs`: `iqr` is then their usual (median)
-    spread inside a run, `n` the sum over the runs, and `interval` the confidence interval of the mean of the medians.
+    In a comparison, it summarizes repeats of a run, whose medians are in `runs`. Then `iqr` is the median of the
+    runs' interquartile ranges, `n` the sum over the runs, and `interval` the confidence interval of the mean of the
+    medians.
     """
 
     median: float
@@ -79,13 +80,13 @@ class Statistic:
 
     @property
     def spread(self) -> float:
-        """The ± of tables and error bars: half the range of the runs, for a single run half its interquartile range."""
+        """The ± in tables and error bars: half the range over the runs, or half the IQR of a single run."""
         if len(self.runs) > 1:
             return (self.max - self.min) / 2
         return self.iqr / 2
 
     def over(self, whole: float) -> Statistic:
-        """Return the share of a whole, without an interval."""
+        """Divide by `whole`. The result has no interval."""
         return Statistic(
             self.median / whole,
             self.mean / whole,
@@ -109,7 +110,7 @@ class Statistic:
 
 
 def statistic(values: Iterable[float]) -> Statistic | None:
-    """Summarise the finite values; None without any."""
+    """Summarize the finite values. Return None if there are none."""
     finite = sorted([v for v in values if -LARGEST < v < LARGEST])
     if not finite:
         return None
@@ -121,7 +122,7 @@ def statistic(values: Iterable[float]) -> Statistic | None:
 
 
 def over_runs(repeats: Sequence[Statistic]) -> Statistic | None:
-    """Summarise the statistics of several runs; None without any."""
+    """Summarize the statistics of several runs. Return None if there are none."""
     if not repeats:
         return None
     medians = [one.median for one in repeats]
@@ -139,7 +140,7 @@ def over_runs(repeats: Sequence[Statistic]) -> Statistic | None:
 
 @dataclass(frozen=True)
 class AttemptReport:
-    """One start of the training program: the iterations that it logged, and how it ended."""
+    """One start of the training program: the iterations it logged, and how it ended."""
 
     log: str
     iterations: str
@@ -159,10 +160,11 @@ class AttemptReport:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed over the iterations that count. A statistic is None if the log does not determine it.
+    """The speed over the iterations that count. Statistics that the log does not determine are None.
 
-    A source belongs to its statistic, and is None without it. `mfu` divides by `mfu_denominator`. `timers_ms` has
-    Megatron's own timers by their names, on the slowest rank, if the run had `--timing-log-level`.
+    Each `..._source` says where its statistic comes from, and is None if the statistic is. `mfu` is relative to
+    `mfu_denominator`. `timers_ms` has Megatron's timers by name, from the slowest rank, if the run had
+    `--timing-log-level`.
     """
 
     step_time_ms: Statistic | None
@@ -179,7 +181,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Training:
-    """The progress of the training and its losses: values of its first and last lines, and totals."""
+    """Progress and losses of the training: first and last values, and totals."""
 
     iterations: int
     iteration_last: int | None
@@ -195,9 +197,9 @@ class Training:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The setup of a run: Megatron's arguments, the sizes that follow from them, the GPU, and software versions.
+    """The setup of a run: Megatron's arguments, the sizes derived from them, the GPU, and software versions.
 
-    `dump` is Megatron's own list of its arguments, empty if no log contains one.
+    `dump` is the argument list that Megatron prints, empty if no log contains it.
     """
 
     arguments: Mapping[str, object]
@@ -218,7 +220,7 @@ class RunSetup:
         return find_gpu(self.gpu).peak(self.dtype)
 
     def tokens_per_s_per_gpu(self, lines: IterationTable) -> list[float]:
-        """Return the speed at each line by its step time, NaN if the time or a size is unknown."""
+        """Return the speed at each line, from its step time; NaN if the time or a size is unknown."""
         if not self.seq_length:
             return [math.nan] * len(lines)
         return self._per_s_per_gpu(lines, self.seq_length)
@@ -247,14 +249,14 @@ class RunSetup:
         return fields
 
 
-# Units of speed, the most meaningful first. A ratio needs one that all runs on both sides have.
+# Units of speed, most meaningful first. A ratio uses the first one that all runs of both rows have.
 Unit = Literal["tokens/s/GPU", "samples/s/GPU", "iterations/s"]
 UNITS: tuple[Unit, ...] = ("tokens/s/GPU", "samples/s/GPU", "iterations/s")
 
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """A run's position in its study: the axes' values by recipe key, and the number of the repeat."""
+    """A run's position in its study: its value on each axis by recipe key, and the number of the repeat."""
 
     name: str
     point: Mapping[str, object]
@@ -262,7 +264,7 @@ class StudyPoint:
 
 
 class ReportField(NamedTuple):
-    """A field of `parse --json` that a plugin adds, and the same in lines of text."""
+    """A field that a plugin adds to `parse --json`, and the lines of text that show it."""
 
     value: Mapping[str, object]
     lines: tuple[str, ...]
@@ -270,13 +272,13 @@ class ReportField(NamedTuple):
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything known about one run: its numbers, their basis, and their sources.
+    """Everything known about one run: its numbers, how they were obtained, and their sources.
 
-    `steady_state` has the iteration lines themselves, and `more` what plugins read in the logs. The fields from
-    `name` on are for comparisons. `facts` has Megatron's arguments by name, and next to them gpu, world_size, nodes,
-    precision, image, commit, software versions, `node set`, `GPU` and `driver` as the nodes reported them, `script`,
-    `env NAME` and `config NAME` (`launch.config`); it has only known facts. `reference` is the speed that the
-    recipe quotes, `sources` are the folder or the logs, and `absent` is the reason why a planned run never ran.
+    `steady_state` has the iteration lines themselves, and `more` has what plugins read from the logs. The fields from
+    `name` on are for comparisons. `facts` has everything known about the setup: Megatron's arguments by name, gpu,
+    world_size, nodes, precision, image, commit, software versions, `script`, `env NAME`, `config NAME` from
+    `launch.config`, and `node set`, `GPU` and `driver` as reported by the nodes. `reference` is the speed quoted by
+    the recipe, `sources` are the run folder or the logs, and `absent` says why a planned run never ran.
     """
 
     status: Status
@@ -304,15 +306,15 @@ class RunReport:
 
     @property
     def good(self) -> bool:
-        """Return whether the run has a number to show: it ended as planned, and steady iterations are left.
+        """Whether the run has numbers to show: it ended as planned, with steady iterations left.
 
-        The numbers of an unhealthy run are shown, too, and marked.
+        Numbers of unhealthy runs are shown too, with a mark.
         """
         return self.status in ("ok", "unhealthy") and self.speed.step_time_ms is not None
 
     @property
     def why_no_number(self) -> str:
-        """Return why a run that is not `good` has no number."""
+        """The reason why a run that is not `good` has no numbers."""
         if self.absent:
             return self.absent
         if self.status == "failed" and self.failure:
@@ -322,7 +324,7 @@ class RunReport:
         return self.status.replace("_", " ")
 
     def speeds(self, unit: Unit) -> list[float]:
-        """Return the speed at every kept line; empty if the log does not determine it in this unit."""
+        """Return the speed at every kept line, or an empty list if the log does not determine it in this unit."""
         kept = self.steady_state.kept
         if unit == "tokens/s/GPU":
             speeds = self.tokens_per_s_per_gpu(kept)
@@ -339,7 +341,7 @@ class RunReport:
         return self.setup.tokens_per_s_per_gpu(lines)
 
     def as_json(self) -> dict[str, object]:
-        """Return the flat fields of `parse --json`; only a failed run has `failure`."""
+        """Return the flat fields of `parse --json`. Only failed runs have `failure`."""
         fields = {
             "status": self.status,
             **vars(self.training),
@@ -364,7 +366,7 @@ class RunReport:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """One phase of a run, iterations `begin` + 1 to `end`, with the report of its processes alone."""
+    """One phase of a run, iterations `begin` + 1 to `end`, with a report on its own processes only."""
 
     name: str
     begin: int
@@ -377,7 +379,7 @@ class PhaseReport:
 
     @property
     def precision(self) -> str:
-        """The precision; for FP8 also whether it is proven to have run."""
+        """The precision and, for FP8, whether it verifiably ran."""
         fp8 = self.report.fp8
         if fp8 is None:
             return "unknown"

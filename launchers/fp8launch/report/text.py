@@ -1,4 +1,4 @@
-"""The report of a run for people."""
+"""Render the report of a run as text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fp8launch.report.steady_state import RULE_NOTE, ranges
 from fp8launch.report.tables import Table, rich_table
 from fp8launch.wording import counted
 
-# More ranges of iterations than this are counted instead.
+# If there are more ranges of iterations than this, only their total is shown.
 _MOST_RANGES = 8
 _STYLE = {"ok": "green", "unhealthy": "bold red", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
 
 def render_text(report: RunReport) -> RenderableType:
-    """Render the report on one screen: units, spread, the peak that MFU divides by, and the lines left out."""
+    """Render the report on one screen, with units, spread, the peak that MFU refers to, and excluded lines."""
     parts: list[RenderableType] = [_headline(report)]
     if report.failure and report.status == "failed":
         place = report.failure.code
@@ -81,7 +81,7 @@ def _speed_table(report: RunReport) -> Table:
 
 
 def _row(label: str, value: Statistic | None, digits: int, scale: float = 1) -> list[tuple[str, ...]]:
-    """Return the row of a statistic; empty if it is unknown."""
+    """Return a table row for a statistic, or no row if it is unknown."""
     if value is None:
         return []
     numbers = (value.median, value.mean, value.min, value.max, value.iqr)
@@ -89,7 +89,7 @@ def _row(label: str, value: Statistic | None, digits: int, scale: float = 1) -> 
 
 
 def _shares(title: str, unit: str, parts: Sequence[tuple[str, float, float]]) -> Table:
-    """Return a table of parts of a whole: name, amount and share of each."""
+    """Return a table with the name, amount and share of each part of a whole."""
     rows = [(name, f"{amount:,.1f}", f"{share:.1%}") for name, amount, share in parts]
     return Table((title, unit, "share"), tuple(rows), (False, True, True))
 
@@ -117,7 +117,7 @@ def _facts(report: RunReport) -> list[str]:
 
 
 def _iterations(numbers: Sequence[int]) -> str:
-    """Name iterations by their ranges; many ranges by their count and ends."""
+    """List iterations as ranges. If there are many ranges, give the number of iterations, the first and the last."""
     text = ranges(numbers)
     if text.count(",") < _MOST_RANGES:
         return f"iteration {text}"
@@ -158,7 +158,7 @@ def _machines(report: RunReport) -> str:
 
 
 def _fp8(fp8: Mapping[str, Any]) -> list[str]:
-    """Describe the requested precision, whether it ran, and the strongest evidence."""
+    """Describe the requested precision, whether it ran, and the strongest evidence for that."""
     if not fp8["requested"]:
         text = "FP8: not requested"
         if fp8["evidence"] != "arguments":
@@ -189,7 +189,7 @@ _GRADIENTS = ("all-grads-sync", "embedding-grads-all-reduce", "non-tensor-parall
 
 
 class StepPart(NamedTuple):
-    """`ms` is the median over the iterations that count, on the slowest rank; `share` a fraction of the step."""
+    """`ms` is the median over the iterations that count, on the slowest rank. `share` is a fraction of the step."""
 
     name: str
     ms: float
@@ -197,18 +197,18 @@ class StepPart(NamedTuple):
 
 
 def step_parts(report: RunReport) -> Iterator[StepPart]:
-    """Return the parts of a step; empty unless the run had Megatron's timers of level 2."""
+    """Yield the parts of a step. There are none unless the run had Megatron's timers at level 2."""
     timers, step = report.speed.timers_ms, report.speed.step_time_ms
     if step is None or "forward-compute" not in timers or "backward-compute" not in timers:
         return
     loading = _sum(timers, ("batch-generator",))
     parts = {
         "data loading": loading,
-        # Megatron loads a batch within its forward pass.
+        # Megatron's timer of the forward pass includes loading the batch.
         "forward": _sum(timers, ("forward-compute",)) - loading,
         "backward": _sum(timers, ("backward-compute",)),
         "pipeline communication": _sum(timers, _PIPELINE),
-        "gradient communication that is not hidden": _sum(timers, _GRADIENTS),
+        "exposed gradient communication": _sum(timers, _GRADIENTS),
         "optimizer": _sum(timers, ("optimizer",)),
     }
     parts["rest"] = max(0.0, step.median - sum(parts.values()))

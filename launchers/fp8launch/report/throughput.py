@@ -1,6 +1,6 @@
 """Compute a run's speed, losses and status from its logs.
 
-Units: milliseconds, dense model TFLOP/s per GPU, tokens per second per GPU, MiB; MFU is a fraction of the stated peak.
+Units: milliseconds, dense model TFLOP/s per GPU, tokens per second per GPU, MiB. MFU is a fraction of the stated peak.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def setup_of(
     world_size: int | None,
     stated: Mapping[str, object] | None,
 ) -> RunSetup:
-    """Find the arguments of a run in its logs and among the arguments that it was started with (`stated`).
+    """Determine the setup of a run from its logs and from the arguments it was started with (`stated`).
 
-    `last` is its last iteration line, with sizes for logs that do not contain the arguments.
+    `last` is the last iteration line. It has the sizes for logs that do not contain the arguments.
     """
     dump: Mapping[str, object] = {}
     versions: Mapping[str, str] = {}
@@ -62,7 +62,7 @@ def setup_of(
         if head.world_size is not None:
             printed = head.world_size
         if head.parameters:
-            # Printed by model-parallel rank, without the experts of other ranks.
+            # Each model-parallel rank prints its own count, without the experts of other ranks.
             parameters = sum(head.parameters.values())
     arguments = {**(stated or {}), **dump}
     counted = dict(arguments)
@@ -71,7 +71,7 @@ def setup_of(
     seq_length = positive(arguments.get("seq_length"))
     if seq_length is None:
         seq_length = positive(last.values.get("seq_length")) if last else None
-    # fp16 has the same peak on every GPU of the table.
+    # fp16 has the same peak as bf16 on every GPU in the table.
     dtype: Dtype = "bf16"
     if arguments.get("fp4"):
         dtype = "fp4"
@@ -92,14 +92,17 @@ def setup_of(
 
 
 def positive(value: object) -> int | None:
-    """Return a number above zero as an integer; None for anything else."""
+    """Return a positive number as an integer, or None for anything else."""
     if isinstance(value, int | float) and math.isfinite(value) and value > 0:
         return int(value)
     return None
 
 
 def count_of(attempts: LoggedProcesses, lines: IterationTable, name: str) -> int:
-    """Sum a counter. The first line of a process does not reset it, so the second line holds its count as well."""
+    """Sum a counter over all lines.
+
+    Megatron does not reset its counters after the first line of a process, so the second line includes the first.
+    """
     second = {}
     for i, (log, process) in enumerate(attempts):
         number = log.iterations.column("number")
@@ -117,7 +120,7 @@ def count_of(attempts: LoggedProcesses, lines: IterationTable, name: str) -> int
 
 
 def peak_memory_mib(logs: Sequence[ParsedLog], kept: IterationTable) -> float | None:
-    """Return Megatron's `max allocated` in MiB over all ranks that print it, else the memory in a fork's own lines."""
+    """Return the largest `max allocated` in MiB that any rank printed, else the memory in a fork's iteration lines."""
     peak = max((log.peak_memory.get("max allocated", 0.0) for log in logs), default=0.0)
     if not peak:
         used = list(filter(math.isfinite, kept.column("memory_used_gib")))
@@ -133,7 +136,7 @@ def run_notes(
     stated_gpu: str | None,
     machines: Machines,
 ) -> list[str]:
-    """Return the notes on a run. `stated_gpu` is the GPU that the user named."""
+    """Return notes on a run. `stated_gpu` is the GPU given by the user."""
     notes = list(steady.notes)
     if setup.gpu and not setup.peak_tflops:
         notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
@@ -163,18 +166,18 @@ def run_notes(
 
 
 def _without_iterations(logs: Sequence[ParsedLog]) -> Iterator[str]:
-    """Yield a description of each log. A log that shows a failure explains itself, unless another program wrote it."""
+    """Describe each log without iterations. A log with a failure needs that only if another program wrote it."""
     for log in logs:
         failed = any(process.ending.failure for process in log.processes)
-        with suppress(OSError):  # it was removed since it was read
+        with suppress(OSError):  # the log may have been removed since it was read
             if not failed:
                 yield f"{log.path.name}: {why_no_iterations(log.path)}"
             elif program := foreign_program(log.path):
-                yield f"{log.path.name}: it is a log of {program}, of which only the failure is read"
+                yield f"{log.path.name}: this is a log of {program}, from which only failures are read"
 
 
 def _timers(lines: IterationTable) -> dict[str, Statistic]:
-    """Return Megatron's timers over the iterations that count, by Megatron's names."""
+    """Return statistics of Megatron's timers over the iterations that count, by timer name."""
     found = {}
     for name in lines.names_with(TIMER_PREFIX):
         value = statistic(lines.column(name))
@@ -184,7 +187,7 @@ def _timers(lines: IterationTable) -> dict[str, Statistic]:
 
 
 def read_logs(paths: Sequence[Path]) -> list[ParsedLog]:
-    """Read logs. Raises UserError for one that cannot be read."""
+    """Read logs. Raises UserError if one cannot be read."""
     logs = []
     for path in paths:
         try:
@@ -216,9 +219,9 @@ def summarise_run(
     limits: HealthLimits = LIMITS,
     actions: Sequence[HealthAction] = (),
 ) -> RunReport:
-    """Report on a run that may have phases. Each has its own report, and the longest gives the run its speed.
+    """Report on a run that may have phases. Each phase gets a report, and the longest one provides the run's speed.
 
-    `actions` are its jobs' actions on its health.
+    `actions` are the actions that the run's jobs took because of its health.
     """
     whole = summarise(logs, gpu=gpu, world_size=world_size, arguments=arguments, limits=limits, actions=actions)
     parts = by_phase(logs, spans)
@@ -234,13 +237,13 @@ def summarise_run(
     )
     notes = longest.report.notes
     if len(reports) > 1:
-        note = f"speed is for phase {longest.name}, iterations {longest.span}; each phase has its own"
+        note = f"the speed is that of phase {longest.name}, iterations {longest.span}; each phase has its own"
         notes = (note, *notes)
     failures = [phase.report.failure for phase in reports if phase.report.failure]
     contradicted = next((one for one in failures if one.code in (NOT_RUNNING, NOT_PARTITIONED)), None)
     to_come = bool(spans) and reports[-1].name != spans[-1].name
     status, failure = status_of(attempts_of(logs), whole.steady_state, contradicted, whole.health, to_come)
-    # Results that depend on the precision are taken from the longest phase.
+    # Results that depend on the precision come from the longest phase.
     steady, setup = longest.report.steady_state, longest.report.setup
     return replace(
         whole,
@@ -272,8 +275,8 @@ def summarise(
 ) -> RunReport:
     """Report on a run of one precision.
 
-    `gpu` names a GPU of `hardware.gpus`; without it, the nodes' report counts. `world_size` and `arguments` (Megatron's
-    names) are what the run was started with, for logs without them.
+    `gpu` names a GPU in `hardware.gpus`; by default, it is the GPU that the nodes report. `world_size` and `arguments`
+    (Megatron's names) are what the run was started with, for logs that do not contain them.
     """
     attempts = attempts_of(logs)
     given_up = {action.attempt: action.rewound_to for action in actions if action.rewound_to is not None}
@@ -284,7 +287,7 @@ def summarise(
     verification = verify(attempts, arguments)
     fp8 = precision_asked_for(setup.arguments, verification)
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
-        setup = replace(setup, dtype="fp8")  # the job's probe reports it; the arguments are not known
+        setup = replace(setup, dtype="fp8")  # reported by the job's probe; the arguments are unknown
     validations = [one for log in logs for one in log.validations]
     acted_upon = [HealthProblem(one.code, "warning", one.sentence, one.first, one.last) for one in actions]
     health = (*health_of(steady, attempts, validations, setup.arguments, limits), *acted_upon)
@@ -312,7 +315,7 @@ def _training(logs: Sequence[ParsedLog], attempts: LoggedProcesses, steady: Stea
     if lines:
         first, last = lines[0], lines[-1]
         grad_norm = last.values.get("grad_norm")
-    nan_lines = lines.column(NOT_FINITE).count(IS_NAN)  # not every program counts such iterations itself
+    nan_lines = lines.column(NOT_FINITE).count(IS_NAN)  # not every program counts such iterations
     return Training(
         iterations=steady.iterations_covered,
         iteration_last=last.number if last else None,
@@ -332,7 +335,7 @@ def _training(logs: Sequence[ParsedLog], attempts: LoggedProcesses, steady: Stea
 
 
 def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
-    """Return tokens/s from the step time, else as logged; TFLOP/s as logged, else from tokens/s and FLOPs per token."""
+    """Compute tokens/s from the step time, else take the logged value. Take TFLOP/s as logged, else compute it."""
     tokens: Sequence[float] = setup.tokens_per_s_per_gpu(kept)
     tokens_source: Literal["step time", "logged"] | None = "step time"
     if not any(map(math.isfinite, tokens)):
@@ -345,7 +348,7 @@ def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
     recomputed: list[float] = []
     if per_token:
         recomputed = [t * per_token / 1e12 for t in tokens]
-    # A CPU run prints 0.0 for a throughput too small to show.
+    # CPU runs print 0.0 if the throughput is too small to show.
     tflops = [v for v in kept.column("tflops_per_gpu") if v > 0]
     tflops_source: Literal["logged", "recomputed"] | None = "logged"
     if not any(map(math.isfinite, tflops)):

@@ -1,10 +1,10 @@
-"""Did the requested precision run? A verdict on FP8 from the evidence in a run's logs, the strongest first.
+"""Decide whether the requested precision ran, from evidence in a run's logs. The strongest evidence wins:
 
 kernels    GEMM kernels on FP8 operands, in a profile of one iteration
 modules    the precision of each linear layer's last forward pass and of its weights, as read by the job's probe
-arguments  the request; proves nothing, because Megatron trains in bf16 silently if a layer ignores it
+arguments  what was requested; proves nothing, because a layer that ignores the request silently trains in bf16
 
-In addition, `sharding`: whether the ranks hold parts of weights and optimizer states, if the job reports it.
+`sharding` is judged separately: whether each rank holds only its part of weights and optimizer states, if reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FindingKind = Literal["kernels", "modules", "arguments", "sharding"]
 
 @dataclass(frozen=True)
 class Fp8Finding:
-    """One piece of evidence: `shows` is True for FP8, False if FP8 is missing although expected, otherwise None."""
+    """One piece of evidence. `shows` is True for FP8, False if expected FP8 is missing, None if it proves neither."""
 
     kind: FindingKind
     shows: bool | None
@@ -63,7 +63,7 @@ def kernels_finding(profile: Evidence) -> Fp8Finding:
 def modules_finding(
     probes: Sequence[Evidence], recipe: str | None, asked: bool, param_gather: bool, warnings: list[str]
 ) -> Fp8Finding:
-    """Count the linears that ran in FP8; problems are added to `warnings`."""
+    """Count the linear layers that ran in FP8, and append problems to `warnings`."""
     found = _module_counts(probes)
     sums = found.sums
     if asked:
@@ -91,16 +91,17 @@ def modules_finding(
         text += f", {sums['unexplained']:.0f} without a reason"
     text += f"; {sums['fp8_weights']:.0f} of {sums['weights']:.0f} weights are FP8 tensors"
     if len(probes) > 1:
-        text += f" ({len(probes)} model-parallel places)"
+        text += f" ({len(probes)} model-parallel ranks)"
     return Fp8Finding("modules", sums["fp8"] > 0 and not found.stage_without_fp8, text, probes[0].offset)
 
 
 @dataclass
 class _ModuleCounts:
-    """Sums over the probes: `reasons` counts the linears in higher precision by reason, `unexplained` has sentences.
+    """Sums over the probes.
 
-    `stage_without_fp8`: none of a place's linears ran in FP8, for no known reason. A pipeline stage may hold only
-    layers that stay in bf16 on purpose.
+    `reasons` counts linears in higher precision by reason, and `unexplained` describes the others in sentences.
+    `stage_without_fp8` is true if none of a rank's linears ran in FP8 for no known reason. A known reason is a pipeline
+    stage that holds only layers that stay in bf16 on purpose.
     """
 
     sums: dict[str, float]
@@ -126,7 +127,7 @@ def _module_counts(probes: Sequence[Evidence]) -> _ModuleCounts:
 
 
 def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
-    """Add one group of modules that are alike."""
+    """Add one group of identical modules."""
     if group.get("ran_fp8"):
         found.recipes.add(str(group.get("recipe")))
     elif group.get("role") != "linear":
@@ -141,7 +142,7 @@ def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
 
 
 def _number(value: object) -> float:
-    """Return a number unchanged; 0 for NaN and for anything else."""
+    """Return a number unchanged, and 0 for NaN or any other type."""
     if isinstance(value, int | float) and value == value:
         return float(value)
     return 0.0
@@ -155,7 +156,7 @@ TITLES = {
     "zero2": "ZeRO 2",
     "zero3": "ZeRO 3",
 }
-# The states that each method divides among the ranks: name in the evidence, name for people.
+# The states that each method shards across ranks: their names in the evidence, and in messages.
 _DIVIDES: Mapping[str, Mapping[str, str]] = {
     "ddp": {},
     "zero1": {"optimizer_elements": "optimizer states"},
@@ -167,14 +168,14 @@ _DIVIDES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Sharding:
-    """A summary of the evidence, and whether it contradicts the request."""
+    """A summary of the evidence on sharding, and whether it contradicts the request."""
 
     text: str
     refuted: bool
 
 
 def judge_sharding(data: Mapping[str, object]) -> Sharding | None:
-    """Judge one line of evidence; None if it is incomplete: another program may have written it."""
+    """Judge one line of evidence. Return None if it is incomplete; another program may have written it."""
     asked, in_effect, total = str(data.get("asked")), str(data.get("in_effect")), data.get("parameters")
     if asked not in _DIVIDES or not isinstance(total, int) or total < 1:
         return None
@@ -191,7 +192,7 @@ def judge_sharding(data: Mapping[str, object]) -> Sharding | None:
     held = _counts(data.get("optimizer_elements"))
     if not held:
         return None
-    on_one = " (one rank: there is nothing to divide)" if len(held) == 1 and _DIVIDES[asked] else ""
+    on_one = " (one rank: nothing to shard)" if len(held) == 1 and _DIVIDES[asked] else ""
     return Sharding(
         f"{effective} is in effect: each rank holds {max(held)} of {total} elements of the optimizer states{on_one}",
         False,
@@ -199,12 +200,12 @@ def judge_sharding(data: Mapping[str, object]) -> Sharding | None:
 
 
 def _is_divided(held: Sequence[int], total: int) -> bool:
-    """Return whether the ranks hold parts. Parts are padded: a part may be up to half-way to the whole."""
+    """Return whether the ranks hold parts. Parts are padded, so the limit is halfway between a part and the whole."""
     return len(held) == 1 or max(held) < (total + total / len(held)) / 2
 
 
 def _counts(value: object) -> list[int]:
-    """Return a list of counts; empty for anything else."""
+    """Return a list of counts, or an empty list for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, int) and each >= 0 for each in value):
         return []
     return value if any(value) else []
@@ -219,9 +220,9 @@ NOT_RUNNING = "fp8-not-running"
 class Verification:
     """The verdict on a run. `recipe` is the requested quantization recipe.
 
-    `no evidence` means that the logs hold neither Megatron's arguments of the precision nor a probe. `ok` is False for
-    it, if FP8 was requested and is not shown to run, and if the ranks hold whole states that they should divide
-    (`not_partitioned`).
+    `no evidence` means that the logs contain neither Megatron's precision arguments nor a probe. `ok` is False if there
+    is no evidence, if FP8 was requested but nothing shows that it ran, or if the ranks hold full states that should
+    have been sharded (`not_partitioned`).
     """
 
     verdict: Fp8Verdict
@@ -230,7 +231,7 @@ class Verification:
     findings: tuple[Fp8Finding, ...]
     warnings: tuple[str, ...] = ()
     not_partitioned: Fp8Finding | None = None
-    # The source of the request: Megatron's arguments, or the probe's copy of them.
+    # The arguments with the request: Megatron's dump, or the probe's copy of it.
     asked_for: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -265,19 +266,19 @@ class Verification:
 
 
 def _telling(findings: Sequence[Fp8Finding]) -> list[Fp8Finding]:
-    """Return the findings that show FP8 or its absence."""
+    """Return the findings that prove FP8 or its absence."""
     return [finding for finding in findings if finding.shows is not None]
 
 
 def verify_logs(logs: Sequence[ParsedLog], stated: Mapping[str, object] | None = None) -> Verification:
-    """Judge a run by its logs, one per attempt, oldest first; see `verify`."""
+    """Judge a run by its logs, one per attempt, oldest first (see `verify`)."""
     return verify(attempts_of(logs), stated)
 
 
 def verify(attempts: LoggedProcesses, stated: Mapping[str, object] | None = None) -> Verification:
-    """Judge a run by its processes, oldest first; the last one with a probe decides.
+    """Judge a run by its processes, oldest first. The last process with a probe decides.
 
-    `stated` are the arguments that it was submitted with, for logs that do not hold them.
+    `stated` are the arguments that the run was submitted with, for logs that do not contain them.
     """
     if not attempts:
         return judge({}, ())
@@ -293,7 +294,7 @@ def verify(attempts: LoggedProcesses, stated: Mapping[str, object] | None = None
     log, process = deciding
     evidence = log.evidence_of(process)
     arguments = process.head.arguments or logged
-    # Megatron lists them by name, so `fp4: None` may be the last of them.
+    # Megatron dumps arguments in alphabetical order, so a truncated dump may end before the precision.
     if process.head.arguments_cut and not (arguments.get("fp4") or "fp8" in arguments or "fp8_format" in arguments):
         arguments = {}
     if not arguments and not any(one.data.get("asked") for one in evidence):
@@ -310,7 +311,7 @@ def verify(attempts: LoggedProcesses, stated: Mapping[str, object] | None = None
 def judge(
     arguments: Mapping[str, object], probes: Sequence[Evidence], profiles: Sequence[Evidence] = ()
 ) -> Verification:
-    """Judge by Megatron's argument dump, the probe lines of one process, and the kernel profile if there is one."""
+    """Judge by Megatron's argument dump, the probe lines of one process, and a kernel profile if available."""
     asked_for: Mapping[str, Any] = arguments
     if not _states_precision(arguments) and probes:
         asked_for = as_mapping(probes[0].data.get("asked"))
@@ -336,7 +337,7 @@ def _states_precision(arguments: Mapping[str, object]) -> bool:
 
 
 def _format_and_recipe(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the number format that arguments request, FP4 before FP8, and its recipe; None for both without one."""
+    """Return the requested number format (FP4 before FP8) and its recipe, or None for both."""
     if arguments.get("fp4"):
         return arguments["fp4"], _quantization(arguments, "fp4")
     kind = arguments.get("fp8", arguments.get("fp8_format"))
@@ -346,13 +347,13 @@ def _format_and_recipe(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _quantization(arguments: Mapping[str, Any], operands: str) -> Any:
-    """Return the name of the quantization recipe; None if the arguments leave it to Megatron."""
+    """Return the name of the quantization recipe, or None if the arguments leave it to Megatron."""
     name = arguments.get(f"{operands}_recipe")
     return recipe_made_by(arguments.get(f"{operands}_quantizer_factory")) if name == CUSTOM else name
 
 
 def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict[str, object] | None:
-    """Describe the requested precision, whether it ran, and the evidence; None if the log has neither."""
+    """Describe the requested precision, whether it ran, and the evidence. Return None if the log has no information."""
     if not found.findings:
         return None
     if not _states_precision(args):
@@ -399,17 +400,17 @@ def _verdict(findings: Sequence[Fp8Finding], asked: bool, warnings: list[str]) -
     return "not FP8"
 
 
-# What a plugin reports about a finished run or a phase of it, given its processes (oldest first), the arguments that it
-# was submitted with (empty for a log without a run folder), and its manifest.
+# A plugin's report about a finished run or one of its phases. Takes the processes (oldest first), the arguments that
+# the run was submitted with (empty for a log without a run folder), and the manifest.
 Verifier = Callable[[LoggedProcesses, Mapping[str, object], Mapping[str, Any]], Sequence[Problem]]
 
 
 def plugin_problems(
     parts: Sequence[tuple[LoggedProcesses, Mapping[str, object]]], manifest: Mapping[str, Any]
 ) -> dict[str, list[Problem] | None]:
-    """Return the problems that plugins report about a run, by field of the JSON; None if the plugin is not active.
+    """Return the problems that plugins report about a run, by JSON field; None if the plugin is not active.
 
-    `parts` has the processes and arguments of each phase. Each code is reported once.
+    `parts` has the processes and arguments of each phase. Each code is reported only once.
     """
     found: dict[str, list[Problem] | None] = dict.fromkeys(plugin_registry.absent("verifications"))
     for name, verifier in plugin_registry.loaded("verifications"):
