@@ -95,7 +95,7 @@ def test_a_wrong_value_names_field_value_and_what_is_allowed(write: Write, text:
     [
         ("precision: {recipe: tensorwise}", "needs `format: e4m3 or hybrid`"),
         ("precision: {recipe: bf16, format: hybrid}", "does not take a `format`"),
-        ("precision: {recipe: rowwise}", "a recipe of torchao; Transformer Engine has no scale per row"),
+        ("precision: {recipe: rowwise}", "a torchao recipe; Transformer Engine does not scale per row"),
         ("precision: {recipe: fp16, format: e4m3}", "does not take a `format`"),
         ("precision: {recipe: fp32, param_gather: true}", "fp32 does not take `param_gather`"),
         ("precision: {recipe: bf16, loss_scale: 128}", "does not take a `loss_scale`; fp16 does"),

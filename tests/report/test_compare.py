@@ -354,4 +354,4 @@ def test_a_report_into_a_folder_that_is_not_there_names_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["compare", *FOUR_GPUS, "--md", str(tmp_path / "none" / "a.md")]) == 2
-    assert f"--md: error: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert f"--md: error: folder {tmp_path / 'none'} does not exist" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_of_two_programs_it_is_about_the_speed(tmp_path: Path) -> None:
             made = Made(ms=lambda i, ms=ms: ms + 7 * i % 11, iterations=40, arguments={"lr": lr})
             folders.append(write_run(tmp_path / f"{program}{repeat}", made, engine={"entry": program}))
     found = conclusion(of(*folders, gpu=None))
-    assert found.startswith("Megatron-Bridge 0.6 was fastest: Hugging Face Accelerate reached 0.75× of it (")
+    assert found.startswith("Megatron-Bridge 0.6 was fastest: Hugging Face Accelerate reached 0.75× its speed (")
 
 
 def pair(root: Path, ms: float, spread: float) -> str:
@@ -53,7 +53,7 @@ def pair(root: Path, ms: float, spread: float) -> str:
     ("ms", "spread", "begin"),
     [
         (750, 5, "tensorwise was fastest: 1.33× bf16 (95 % interval 1.3"),
-        (1250, 5, "bf16 was fastest: tensorwise reached 0.80× of it ("),
+        (1250, 5, "bf16 was fastest: tensorwise reached 0.80× its speed ("),
         (1000, 200, "No difference in speed seen between bf16 and tensorwise ("),
     ],
 )
@@ -77,7 +77,7 @@ def test_logs_without_arguments_have_no_winner(tmp_path: Path) -> None:
         log.write_text("".join(line for line in log.read_text().splitlines(True) if "iteration " in line))
         logs.append(log)
     said = conclusion(of(*logs))
-    assert said.startswith("Which of these runs is faster cannot be said: the logs of slow and fast do not contain all")
+    assert said.startswith("It is unknown which of these runs is faster: the logs of slow and fast do not contain all")
 
 
 def test_single_runs_whose_steps_vary_more_than_they_differ_have_no_winner(tmp_path: Path) -> None:

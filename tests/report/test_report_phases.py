@@ -49,7 +49,7 @@ def test_the_run_s_numbers_are_those_of_its_longest_phase(run: Callable[..., Run
     assert (report.training.iterations, report.training.iteration_last, report.status) == (50, 50, "ok")
     assert report.training.loss_first == pytest.approx(10.0 / 1.01, rel=1e-5)
     assert len(report.attempts) == 3
-    assert "speed is for phase body, iterations 11-40" in report.notes[0]
+    assert "the speed is that of phase body, iterations 11-40" in report.notes[0]
 
 
 def test_a_phase_cut_in_two_is_one_phase(run: Callable[..., RunFolder]) -> None:

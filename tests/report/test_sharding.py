@@ -42,7 +42,7 @@ def evidence(asked: str, in_effect: str, optimizer: Any, weights: Any = WHOLE, *
         (evidence("ddp", "zero1", HALF), True, "DDP was requested, but ZeRO 1 is in effect"),
         (evidence("zero1", "zero1", [126] * 8), False, "ZeRO 1 is in effect"),
         (evidence("zero1", "zero1", [600] * 8), True, "not partitioned"),
-        (evidence("zero2", "zero2", [1000], [1000]), False, "one rank: there is nothing to divide"),
+        (evidence("zero2", "zero2", [1000], [1000]), False, "one rank: nothing to shard"),
     ],
 )
 def test_the_elements_of_each_rank_decide(data: dict[str, Any], refuted: bool, text: str) -> None:

@@ -31,7 +31,7 @@ PhaseParts = tuple[Phase, Pairs, tuple[Argument, ...]]
 # The run folder of a job that has none yet; `placed` gives it one.
 UNPLACED = Path("/run-folder")
 
-# Schedulers expand % in the names of log files, and their options in a script cannot contain quotes or line ends.
+# Schedulers expand % in log file names, and their options in a script cannot contain quotes or newlines.
 _SAFE_FOLDER = re.compile(r"/[\w./@+=:, -]*")
 
 
@@ -45,9 +45,9 @@ def plan(
 ) -> Job:
     """Return the job of a recipe on a cluster.
 
-    `folder` is the future run folder; None plans a portable script. `runtime` runs the recipe's image; None or "none"
-    ignores the image. Without `check_paths`, images and mounts need not exist here, as for a job that is only shown.
-    Raises UserError.
+    `folder` is the future run folder, or None for a portable script. `runtime` runs the recipe's image; None or "none"
+    ignores the image. Without `check_paths`, images and mounts need not exist on this machine, which is enough to show
+    a job. Raises UserError.
     """
     loaded, args, phases = prepared.loaded, prepared.args, prepared.phases
     recipe, engine = loaded.recipe, prepared.engine
@@ -62,7 +62,7 @@ def plan(
         )  # fmt: skip
     mode: LaunchMode = recipe.launch.mode or cluster.launch or BY_SCHEDULER
     container = plan_container(loaded, cluster, runtime, check_paths)
-    # A portable script makes its run folder when it runs, so it cannot know of an earlier attempt.
+    # A portable script creates its run folder when it runs, so it has no record of earlier attempts.
     attempts = engine.attempts(args) if folder is not None and recipe.goes_on else None
     survival = None
     arguments = args.all
@@ -101,7 +101,7 @@ def plan(
 
 
 def placed(job: Job, folder: Path) -> Job:
-    """Return the same job in another run folder; `job` was planned with one, such as UNPLACED."""
+    """Return the same job in another run folder. `job` must have been planned with a folder, such as UNPLACED."""
     _refuse_unsafe(folder)
     survival = job.survival
     if survival is not None:
@@ -127,7 +127,7 @@ def _python(recipe: Recipe, cluster: Cluster, runtime: str | None, portable: boo
 
 
 def _environment(engine: Engine, recipe: Recipe, cluster: Cluster, begin: int = 0) -> Pairs:
-    """Return the variables of a run, or of its phase that begins after iteration `begin`."""
+    """Return the environment of a run, or of its phase that begins after iteration `begin`."""
     ours = {"PYTHONUNBUFFERED": "1", **engine.environment(recipe, begin)}
     if recipe.checkpoint.allow_pickle:
         ours[UNPICKLE] = "1"
@@ -147,7 +147,7 @@ def _health_gpus(recipe: Recipe, cluster: Cluster) -> int | None:
 
 
 def site_resources(cluster: Cluster, need: Resources) -> Resources:
-    """Return `need` with the profile's settings for every job: where it may run, and options of the scheduler."""
+    """Add the profile's settings for all jobs to `need`: where jobs may run, and scheduler options."""
     options = {name: getattr(cluster, name) for name in FOR_SCHEDULER if name in cluster.model_fields_set}
     return replace(
         need,
@@ -170,7 +170,7 @@ def _resources(recipe: Recipe, cluster: Cluster, mode: LaunchMode, survives: boo
             cpus *= stated.gpus_per_node
     restart = cluster.requeue
     if restart is None and survives and (recipe.survive.attempts > 1 or recipe.phases):
-        # A job that the scheduler restarts would compete with the job that waits for its end.
+        # With `dependency`, a restarted job would compete with the successor that waits for it to end.
         restart = continue_by(cluster) == "requeue"
     need = Resources(
         nodes=stated.nodes,
@@ -179,14 +179,14 @@ def _resources(recipe: Recipe, cluster: Cluster, mode: LaunchMode, survives: boo
         cpus_per_task=cpus,
         time_limit=stated.time,
         restart=restart,
-        # A second reminder to exit: the training itself stops earlier, by `stop_before`.
+        # Only a fallback: at `stop_before`, which is earlier, the training saves and exits on its own.
         warn_seconds=max(1, stop_before(recipe) // 2) if survives else None,
     )
     return site_resources(cluster, need)
 
 
 def _of_phase(engine: Engine, phase: Phase, cluster: Cluster) -> PhaseParts:
-    """Return a phase with its whole environment and the arguments of all its attempts."""
+    """Return a phase with its complete environment and the arguments of all its attempts."""
     attempts = engine.attempts(phase.args)
     assert attempts is not None, "the recipe format asks phases for checkpoints"
     return phase, _environment(engine, phase.loaded.recipe, cluster, phase.begin), attempts.always
@@ -213,7 +213,7 @@ def _without(items: Sequence[T], others: Sequence[T]) -> tuple[T, ...]:
 
 
 def continue_by(cluster: Cluster) -> str:
-    """Return how the next attempt starts: `requeue` of the same job unless the profile says otherwise."""
+    """Return how the next attempt starts. By default, the same job is requeued (`requeue`)."""
     if cluster.continue_by:
         return cluster.continue_by
     if cluster.requeue is False:
@@ -222,5 +222,5 @@ def continue_by(cluster: Cluster) -> str:
 
 
 def stop_before(recipe: Recipe) -> int:
-    """Return how many seconds before the time limit the training saves and exits: at most a quarter of the limit."""
+    """Return how many seconds before the time limit the training saves and exits, at most a quarter of the limit."""
     return max(1, min(recipe.survive.stop_before, int(recipe.resources.hours * 3600) // 4))

@@ -1,4 +1,4 @@
-"""The container of a job: its image, its mounts, and the host's file for a path inside it."""
+"""Plan the container of a job: its image and mounts. Also maps paths inside the container to paths on the host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fp8launch.recipe.yaml_source import is_there
 
 
 def plan_container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None, check: bool) -> Container | None:
-    """Return the container of a recipe's job; None without an image or a runtime.
+    """Return the container of a recipe's job, or None if there is no image or no runtime.
 
-    With `check`, images and the sources of mounts must exist on this machine. Raises UserError with every problem.
+    With `check`, the image and all mount sources must exist on this machine. Raises UserError with all problems.
     """
     recipe = loaded.recipe
     if recipe.container.image is None or runtime is None or runtime == "none":
@@ -30,7 +30,7 @@ def plan_container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | No
     for index, text in enumerate(recipe.container.mounts):
         stated.append((text, loaded.where("container", "mounts", index)))
     for text, where in stated:
-        # Submission makes the folder for checkpoints.
+        # `submit` creates the folder for checkpoints, so it may be missing now.
         found = _mount(text, where, runtime, check and where != CHECKPOINTS)
         if isinstance(found, Problem):
             problems.append(found)
@@ -43,12 +43,12 @@ def plan_container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | No
 
 
 def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return the mounts of a cluster's container jobs, as text, each with its place in the profile."""
+    """Return the mounts of all container jobs on a cluster as text, each with its place in the profile."""
     return [*((text, "cluster profile: mounts") for text in cluster.mounts), *storage_mounts(cluster)]
 
 
 def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:
-    """Read a mount as recipes and profiles write it, `SOURCE[:TARGET[:ro]]`."""
+    """Parse a mount from a recipe or profile, `SOURCE[:TARGET[:ro]]`."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if source.startswith("~"):
@@ -60,7 +60,7 @@ def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Prob
         )
     if mode == "ro" and runtime == "charliecloud":
         message = f"mount '{text}' is read-only, but Charliecloud does not support read-only mounts"
-        fix = "remove ':ro', and protect the files by their permissions if needed"
+        fix = "remove ':ro', and protect the files with permissions if needed"
         return Problem("error", "mount-read-only", message, where, fix)
     if check and not is_there(Path(source)):
         message = f"mount source {source} does not exist on this machine"
@@ -69,7 +69,7 @@ def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Prob
 
 
 def covering(mounts: Sequence[Mount], path: str) -> Mount | None:
-    """Return the mount that covers an absolute path of the container. If several do, the last one hides the others."""
+    """Return the mount that covers an absolute path in the container. A later mount hides earlier ones."""
     path = clean(path)
     for mount in reversed(mounts):
         if is_below(path, clean(mount.target)):
@@ -78,7 +78,7 @@ def covering(mounts: Sequence[Mount], path: str) -> Mount | None:
 
 
 def on_host(mounts: Sequence[Mount], path: str) -> str | None:
-    """Return the host's path of an absolute path of the container; None if no mount covers it."""
+    """Map an absolute path in the container to the host; None if no mount covers it."""
     mount = covering(mounts, path)
     if mount is None:
         return None
@@ -92,14 +92,14 @@ def clean(path: str) -> str:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether `path` is `folder` or in it; both are normalized."""
+    """Return whether `path` is `folder` or inside it. Both must be normalized."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def path_on_host(path: str, container: Container | None, folder: Path) -> str:
-    """Return the path on the batch host of a file that the processes call `path`; `folder` is the run folder."""
+    """Map a path as the processes see it to the batch host. `folder` is the run folder."""
     if container is None or not path.startswith("/"):
         return str(folder / path)
     own = Mount(str(folder), str(folder))
-    # A path that no mount covers is the container's own, such as /tmp. Checks refuse files that would be lost there.
+    # Paths that no mount covers, such as /tmp, belong to the container. Checks refuse output that would be lost there.
     return on_host((*container.mounts, own), path) or path

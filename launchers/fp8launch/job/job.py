@@ -1,4 +1,4 @@
-"""The frozen job: everything that a scheduler needs, and nothing that only one scheduler understands."""
+"""The frozen job: everything that a scheduler needs, and nothing specific to one scheduler."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fp8launch.recipe.field_types import LaunchMode
 class Resources:
     """What a job requests from its scheduler.
 
-    `tasks_per_node` counts the processes that the scheduler starts on each node: one if torchrun starts the ranks.
-    `time_limit` is written as in recipes (`resources.time`); None leaves it to the scheduler. `memory` is per node.
-    `queue` is called partition by some schedulers. `restart` says whether the scheduler may start the job again after a
-    failure or a preemption; None leaves it to the scheduler. `warn_seconds` before the time limit, processes get
-    SIGTERM. `options` are settings of the cluster profile that only the scheduler reads.
+    `tasks_per_node` is the number of processes that the scheduler starts on each node, 1 if torchrun starts the ranks.
+    `time_limit` has the format of `resources.time`; None leaves it to the scheduler. `memory` is per node. `queue` is
+    what some schedulers call a partition. `restart` says whether the scheduler may restart the job after a failure or
+    preemption; None leaves it to the scheduler. Processes get SIGTERM `warn_seconds` before the time limit. `options`
+    are settings of the cluster profile that only the scheduler reads.
     """
 
     nodes: int = 1
@@ -40,7 +40,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of the host at a place in the container; `read_only` if the runtime supports it."""
+    """A host file or folder mounted into the container, `read_only` if the runtime supports that."""
 
     source: str
     target: str
@@ -55,7 +55,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Container:
-    """How the processes get their file system. `image` is in the notation of `runtime`."""
+    """The container image in the notation of its runtime, with mounts."""
 
     runtime: Literal["pyxis", "apptainer", "charliecloud"]
     image: str
@@ -67,10 +67,10 @@ class Container:
 class Survival:
     """How a run continues after an attempt.
 
-    `save` is the engine's own name of its checkpoints, `checkpoint` where the batch host has them. `resume` are the
-    arguments of a start from such a checkpoint, `first_start` the arguments of a start without one. `pickled_state`
-    says that the checkpoints hold state that Transformer Engine only loads from a trusted source. `skip_flag` is set
-    for a run that may go back to a checkpoint: iterations whose batches are left out follow it.
+    `save` is the checkpoint folder as the engine sees it, and `checkpoint` is its path on the batch host. `resume` has
+    the arguments for a start from the run's own checkpoint, `first_start` for a start without one. `pickled_state` says
+    that checkpoints contain state that Transformer Engine loads only from a trusted source. `skip_flag` is set for a
+    run that may be rewound; the flag takes the iterations whose batches are skipped.
     """
 
     save: str
@@ -83,9 +83,9 @@ class Survival:
 
 @dataclass(frozen=True)
 class JobPhase:
-    """A part of the training that ends with iteration `end`: the settings that not all phases share.
+    """A part of the training that ends after iteration `end`, with the settings that are not common to all phases.
 
-    `environment` is not set in the other phases.
+    `environment` is set in this phase only.
     """
 
     name: str
@@ -98,11 +98,12 @@ class JobPhase:
 class Job:
     """One training run, for any scheduler.
 
-    `folder` is the run folder; None makes a portable script that finds its places when it runs. `processes_per_node`
-    counts the ranks on each node, whoever starts them (`mode`). `health_gpus` is the number of GPUs that a node must
-    show before training starts; None skips the test. `environment` and `arguments` reach the processes byte for byte;
-    in a run with phases they hold what all phases share. `entry` is what each process starts. `gpu`, `megatron` (a
-    release) and `recipe_digest` change nothing: a portable script records them in its run folder.
+    `folder` is the run folder; None makes a portable script that determines its paths when it runs.
+    `processes_per_node` is the number of ranks per node, no matter what starts them (`mode`). `health_gpus` is the
+    number of GPUs that a node must have before training starts; None skips the test. `environment` and `arguments`
+    reach the processes byte for byte; in a run with phases, they have what all phases share. `entry` is the program of
+    each process. `gpu`, `megatron` (a release) and `recipe_digest` have no effect on the job; a portable script records
+    them in its run folder.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Job:
         return self.nodes * self.processes_per_node
 
     def as_json(self) -> dict[str, Any]:
-        """Return the job for `render --as json`, with its arguments word by word."""
+        """Return the job for `render --as json`, with its arguments as a list of words."""
         found = {**asdict(self), "nodes": self.nodes, "training_script": self.entry.script}
         found["cpus_per_task"] = self.resources.cpus_per_task
         found["megatron_args"] = words_of(found.pop("arguments"))

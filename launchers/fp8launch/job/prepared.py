@@ -1,4 +1,4 @@
-"""A recipe that is ready to be planned: loaded, translated, and divided over its GPUs."""
+"""Load a recipe, translate it to the engine's arguments, and lay it out over its GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Phase:
 
     @property
     def span(self) -> str:
-        """The range of iterations as it is shown everywhere, such as `101-900`."""
+        """The range of iterations as shown to users, such as `101-900`."""
         return f"{self.begin + 1}-{self.end}"
 
 
@@ -51,7 +51,7 @@ class Prepared:
 
     @property
     def engine(self) -> Engine:
-        """The engine that trains it."""
+        """The engine that trains the recipe."""
         return engine_of(self.loaded)
 
     @property
@@ -61,13 +61,12 @@ class Prepared:
 
     @property
     def jobs_at_most(self) -> int:
-        """The number of jobs, with a full time limit each, that the run may use: its attempts, and one per further
-        phase."""
+        """The maximum number of jobs with a full time limit: one per attempt, and one per phase after the first."""
         return self.loaded.recipe.survive.attempts + len(self.parts) - 1
 
     @property
     def gpu_hours_at_most(self) -> float:
-        """GPU-hours if every attempt uses its whole time limit; attempts that the limit does not count are left out."""
+        """GPU-hours if every attempt uses its whole time limit. Attempts that do not count are not included."""
         return self.loaded.recipe.resources.gpu_hours * self.jobs_at_most
 
 
@@ -77,15 +76,15 @@ def prepare(
     nodes: int | None = None,
     cluster: Cluster | None = None,
 ) -> Prepared:
-    """Load and translate a recipe, for another number of nodes if given. Raises UserError with every problem.
+    """Load and translate a recipe, optionally for another number of nodes. Raises UserError with all problems.
 
-    With a `cluster`, data paths that are not absolute are below its `storage.data`.
+    If `cluster` is given, relative data paths are resolved against its `storage.data`.
     """
     return prepare_loaded(load_recipe(recipe, overrides, nodes), cluster)
 
 
 def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prepared:
-    """Translate a loaded recipe, as `prepare` does. Raises UserError with every problem."""
+    """Translate a loaded recipe as `prepare` does. Raises UserError with all problems."""
     if cluster is not None and has_relative_data(loaded):
         from fp8launch.cluster.storage import data_place
 
@@ -101,7 +100,7 @@ def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prep
 
 
 def _phases_of(loaded: LoadedRecipe) -> tuple[Phase, ...]:
-    """Return the phases of a recipe in order; none if it has none. Raises UserError with the problems of all."""
+    """Return the phases of a recipe in order, if it has any. Raises UserError with the problems of all phases."""
     found: list[Phase] = []
     problems: list[tuple[str, Sequence[Problem]]] = []
     code = 0
@@ -120,7 +119,7 @@ def _phases_of(loaded: LoadedRecipe) -> tuple[Phase, ...]:
 
 
 def resolved_yaml(prepared: Prepared) -> str:
-    """Return the recipe with everything that it extends, in the recipe format."""
+    """Return the recipe, merged with everything it extends, as YAML."""
     return write_yaml(resolved_recipe(prepared))
 
 
@@ -130,9 +129,9 @@ def recipe_digest(prepared: Prepared) -> str:
 
 
 def resolved_recipe(prepared: Prepared) -> dict[str, Any]:
-    """Return the recipe with everything that it extends, name and description first."""
+    """Return the recipe, merged with everything it extends, with name and description first."""
     plain: dict[str, Any] = prepared.loaded.tree.plain()
-    # A run is one point: submitted again, it must not become the whole study.
+    # A run is a single point. Resubmitting its recipe must not start the whole study again.
     order = dict.fromkeys(("name", "description", *plain))
     return {key: plain[key] for key in order if key in plain and key not in ("axes", "nodes")}
 
@@ -146,7 +145,7 @@ def engine_record(prepared: Prepared, job: Job) -> dict[str, Any]:
 
 
 def phase_entry(one: Phase) -> dict[str, Any]:
-    """Return the complete entry of a phase in manifests."""
+    """Return a phase's complete entry in manifests."""
     return {
         "name": one.name,
         "begin": one.begin,

@@ -1,7 +1,7 @@
-"""Variables that a recipe or a cluster profile may not set: variables of shells and schedulers, and secrets.
+"""Refuse variables that a recipe or cluster profile may not set: those of shells and schedulers, and secrets.
 
-The batch script never sets a recipe's variables in bash, so none of these can harm the script itself. But the training
-starts its own shells (to compile a helper, say), and a container runtime may be a shell script.
+The batch script never sets a recipe's variables in bash, so they cannot harm the script itself. But training starts
+shells of its own, for example to compile a helper, and a container runtime may be a shell script.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.secrets import is_secret, secret_in
 
-# Names that a run's script uses itself.
+# Names that the run's script uses.
 _SCRIPT_VARIABLES = {
     "again", "attempt", "begun", "code", "environment", "home", "hosts", "image", "job", "megatron_args", "phase",
     "python", "run_folder", "runs", "status", "trusted", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
     "MASTER_PORT",
 }  # fmt: skip
-# Variables to which bash gives a value, a type or a special meaning, up to bash 5.3. A test derives them from the bash
-# that is installed. OPTIND is a number to every shell: bash evaluates its text, and dash refuses to start.
+# Variables to which bash, up to 5.3, gives a value, a type or a special meaning. A test derives them from the installed
+# bash. Every shell treats OPTIND as a number: bash evaluates its value as an expression, and dash refuses to start.
 _BASH_VARIABLES = {
     "_", "BASH_ALIASES", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_ARGV0", "BASH_CMDS", "BASH_COMMAND",
     "BASH_LINENO", "BASH_MONOSECONDS", "BASH_REMATCH", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_TRAPSIG", "BASH_VERSINFO",
     "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OPTARG", "OPTERR",
     "OPTIND", "PIPESTATUS", "PPID", "RANDOM", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
 }  # fmt: skip
-# Variables whose values shells run, or expand like code, when they find them in their environment.
+# Variables whose values a shell executes or expands when it finds them in its environment.
 _READ_BY_SHELLS = {
     "BASH_COMPAT", "BASH_ENV", "BASH_XTRACEFD", "CDPATH", "ENV", "GLOBIGNORE", "IFS", "POSIXLY_CORRECT",
     "PROMPT_COMMAND", "PS0", "PS1", "PS2", "PS4",
@@ -39,7 +39,7 @@ _READ_BY_SHELLS = {
 
 
 def refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
-    """Raise UserError for every variable that may not be set, and for every value that is a secret."""
+    """Raise UserError with a problem for every reserved variable and every value that is a secret."""
     recipe = loaded.recipe
     problems: list[Problem] = []
     for name, value in recipe.env.items():
@@ -53,19 +53,17 @@ def refuse_reserved(loaded: LoadedRecipe, cluster: Cluster) -> None:
 
 
 def refuse_reserved_in_profile(cluster: Cluster) -> None:
-    """Raise UserError like `refuse_reserved`, for a job without a recipe."""
+    """Check a cluster profile as `refuse_reserved` does, for a job without a recipe."""
     if problems := list(_of_profile(cluster)):
         raise UserError(dict.fromkeys(problems))
 
 
 def missing_secrets(loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a problem for each secret of a recipe that `environment`, the submitting shell's, does not have."""
+    """Yield a problem for each secret of a recipe that is missing in `environment`, which is the submitting shell's."""
     for index, name in enumerate(loaded.recipe.secrets):
         if not environment.get(name):
             message = f"the secret {name} is not set in this shell"
-            fix = (
-                f"export {name}=... before submitting; fp8launch passes it to the job by name and writes it to no file"
-            )
+            fix = f"export {name}=... before submitting; fp8launch passes it to the job and never writes it to a file"
             yield Problem("error", "secret-missing", message, loaded.where("secrets", index), fix)
 
 
@@ -80,12 +78,12 @@ def _problems(name: str, value: object, where: str) -> Iterator[Problem]:
         fix = "use another name, or remove it"
         yield Problem("error", "reserved-variable", f"the variable {name} is {owner}", where, fix)
     elif is_secret(name, value):
-        fix = f"remove it, export it in your shell, and list {name} under `secrets:`, which passes it by name"
-        yield Problem("error", "secret-in-env", f"the secret {name} would be written into files", where, fix)
+        fix = f"remove it, export it in your shell, and list {name} under `secrets:`, which passes only its name"
+        yield Problem("error", "secret-in-env", f"the secret {name} would be written to files", where, fix)
 
 
 def _secret_values(node: Node, key: str = "") -> Iterator[Problem]:
-    """Yield a problem for each value that looks like a secret; values under `env` are reported by their names."""
+    """Yield a problem for each value that looks like a secret. `_problems` handles `env`."""
     if isinstance(node.value, dict):
         for name, child in node.value.items():
             if name != "env":
@@ -101,12 +99,12 @@ _EXPORT = "remove it, export it as a variable in your shell, and list its name u
 
 
 def _secret_problem(message: str, where: str, fix: str) -> Problem:
-    return Problem("error", "secret-in-recipe", f"{message}, which would be written into files", where, fix)
+    return Problem("error", "secret-in-recipe", f"{message}, which would be written to files", where, fix)
 
 
 def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
     if not cluster.model_fields_set:
-        return  # the serializer that pydantic builds for a profile takes longer than the rest of planning
+        return  # building pydantic's serializer for a profile would take longer than the rest of planning
     profile = cluster.model_dump(exclude={"env", "ssh"}, exclude_defaults=True)
     for name, value in profile.items():
         entries = {name: value}
@@ -114,14 +112,14 @@ def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
             entries = {f"{name}.{key}": entry for key, entry in value.items()}
         for place, entry in entries.items():
             texts = entry if isinstance(entry, list) else [entry]
-            # Lines of shell: the variables that they assign are judged by name.
+            # `setup` has shell lines. Variables that they assign are judged by name.
             found = [secret_in(str(text), assignments=name == "setup") for text in texts]
             for kind in filter(None, found):
                 yield _secret_problem(f"{place} holds {kind}", f"cluster profile: {place}", _EXPORT)
 
 
 def _owner_of(name: str) -> str | None:
-    """Return which program sets or reads a variable of this name; None for a free name."""
+    """Say which program sets or reads a variable, or return None if the name is free to use."""
     if name in _SCRIPT_VARIABLES:
         return "set by the batch script"
     if name in _BASH_VARIABLES:
@@ -135,6 +133,6 @@ def _owner_of(name: str) -> str | None:
 
 @functools.cache
 def _scheduler_variables() -> tuple[re.Pattern[str], ...]:
-    """Return patterns of the variables that schedulers set and that their scripts compute with."""
+    """Return patterns for variables that schedulers set and on which the generated scripts rely."""
     made = [make() for _, make in plugin_registry.loaded("schedulers")]
     return tuple(scheduler.script_variables for scheduler in made if scheduler.script_variables)

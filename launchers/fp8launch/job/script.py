@@ -1,4 +1,4 @@
-"""The parts of a run's shell script that every scheduler shares. Each returns lines; every value is quoted."""
+"""The parts of a run's shell script that all schedulers share. Every value in the returned lines is quoted."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.job.job import Job, JobPhase
 from fp8launch.job.shell_quoting import INDENT, RawShell, Word, array_lines, flag_lines, indented, quote
 
-# EX_TEMPFAIL of sysexits.h: the same job may well succeed on other nodes.
+# EX_TEMPFAIL of sysexits.h, because the same job may succeed on other nodes.
 UNHEALTHY = 75
 # The program that injob/rank/node.py starts by default.
 NODE_STARTS = "worker.py"
 AUTHOR = f"Written by fp8launch {__version__}."
 WITH_ENVIRONMENT = RawShell('env "${environment[@]}"')
-# The log watcher was started right before the step.
+# $! is the log watcher, which is the last background process that the script started.
 END_WATCH = ["{ kill $! && wait $!; } 2> /dev/null || true"]
 
 
 def join_blocks(blocks: Iterable[Sequence[str]]) -> str:
-    """Return the script made of these blocks, with an empty line between them; empty blocks are left out."""
+    """Join blocks to a script, with an empty line between them. Empty blocks are left out."""
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -40,7 +40,7 @@ def attempt_places(
 ) -> list[str]:
     """Set the names of the job and of this attempt, and enter the run folder.
 
-    `job_id` is shell text for the job's id, `restart` the variable with the number of earlier starts of that job.
+    `job_id` is a shell expression for the job's id. `restart` is the variable that counts restarts of this job.
     """
     return [
         "# A requeued job keeps its id, so each attempt has a log of its own.",
@@ -54,14 +54,14 @@ def attempt_places(
 def setup_lines(job: Job) -> list[str]:
     if not job.setup:
         return []
-    # Module systems read unset variables and test commands that fail.
+    # Module systems use unset variables and failing commands, which `set -eu` would turn into errors.
     return ["# Set-up lines of the cluster profile.", "set +eu", *job.setup, "set -eu"]
 
 
 def host_python(job: Job) -> str:
-    """Return the Python for programs that run next to the container, never the image's.
+    """Return the Python for programs that run on the host, outside the container.
 
-    These programs call the scheduler's commands, which images lack.
+    These programs call the scheduler's commands, which container images lack.
     """
     return '"$python"' if job.container is None else "python3"
 
@@ -71,7 +71,7 @@ def supervisor(job: Job) -> str:
 
 
 def begin_attempt(job: Job) -> list[str]:
-    """Ask the supervisor whether something is left to do, until when, and in which phase."""
+    """Ask the supervisor whether there is work left, when to stop, and which phase is next."""
     if job.survival is None:
         return []
     lines = []
@@ -97,17 +97,17 @@ def begin_attempt(job: Job) -> list[str]:
 
 
 def watch_attempt(job: Job) -> str:
-    """Start the supervisor next to the training, in the background."""
+    """Start the supervisor in the background, alongside the training."""
     return f'{supervisor(job)} watch "$run_folder" "$attempt" &'
 
 
 def end_attempt(job: Job) -> str:
-    """Let the supervisor decide what follows this attempt. The line ends the script with the supervisor's status."""
+    """Let the supervisor decide what happens after this attempt. The script exits with the supervisor's status."""
     return f'{supervisor(job)} end "$run_folder" "$attempt" "$status" || exit'
 
 
 def start_arguments(job: Job) -> list[str]:
-    """Add the arguments of a first start or of a resume. A first start's, such as `--finetune`, would undo a resume."""
+    """Add the arguments for a first start or for a resume. On a resume, `--finetune` would discard the progress."""
     if job.survival is None:
         return []
     tracker = f"{job.survival.checkpoint}/{TRACKER}"
@@ -134,9 +134,9 @@ def start_arguments(job: Job) -> list[str]:
 
 
 def environment_lines(job: Job) -> list[str]:
-    """Collect the variables of the recipe and the cluster as words that `env` gives to the processes.
+    """Collect the variables of the recipe and the cluster as words that `env` passes to the processes.
 
-    Bash itself never gets them, because it runs the content of some of its variables as soon as they are set.
+    They are never set in bash itself, because bash executes the contents of some variables as soon as they are set.
     """
     lines = [
         "# Environment of the recipe and the cluster, for the processes only: `env` hands it over.",
@@ -155,7 +155,7 @@ def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def argument_lines(job: Job, *more: str) -> list[str]:
-    """Collect the arguments of the training, then run the lines `more`."""
+    """Collect the arguments of the training, followed by the lines `more`."""
     lines = array_lines("megatron_args=", flag_lines(job.arguments))
     if job.phases:
         lines += ["# And what is the phase's own.", *_phase_cases(job, _phase_arguments)]
@@ -168,7 +168,7 @@ def _phase_arguments(phase: JobPhase) -> list[str]:
 
 
 def _phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
-    """Return a `case` over the phases with the lines of each; empty if no phase has any."""
+    """Return a `case` statement with the lines of each phase, or nothing if no phase has any."""
     cases: list[str] = []
     for phase in job.phases:
         if own := lines_of(phase):
@@ -179,7 +179,7 @@ def _phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> lis
 
 
 def health_lines(job: Job, *options: str) -> list[str]:
-    """Test every node before the training; `options` are health.sh's. A supervisor hears of a bad node."""
+    """Test every node before the training. `options` are passed to health.sh. A supervisor is told about bad nodes."""
     if job.health_gpus is None:
         return []
     look = " ".join(["bash", '"$code/health.sh"', *options, f"--gpus={job.health_gpus}"])
@@ -197,9 +197,9 @@ def health_lines(job: Job, *options: str) -> list[str]:
 
 
 def training_step(command: Sequence[Sequence[Word]], redirect: str = "", after: Sequence[str] = ()) -> list[str]:
-    """Run a command and exit with its status, which a file keeps for when the scheduler has forgotten the job.
+    """Run a command and exit with its status. A file keeps the status in case the scheduler forgets the job.
 
-    The lines `after` follow the command and may change `status`.
+    The lines `after` run after the command and may change `status`.
     """
     lines = f" \\\n{INDENT}".join(" ".join(map(quote, words)) for words in command if words)
     return [
@@ -214,7 +214,7 @@ def training_step(command: Sequence[Sequence[Word]], redirect: str = "", after: 
 
 
 def process_command(job: Job) -> list[list[Word]]:
-    """Return the command of each task in readable lines: a rank, or the torchrun that starts a node's ranks."""
+    """Return the command of each task in readable lines: one rank, or a torchrun that starts all ranks of a node."""
     start: list[Word] = [RawShell('"$python"')]
     program = job.entry.program
     if job.mode == "torchrun":
@@ -230,11 +230,11 @@ def process_command(job: Job) -> list[list[Word]]:
     return [[*start, *job.entry.options, "--", RawShell('"${megatron_args[@]}"')]]
 
 
-# Containers: Apptainer and Charliecloud are programs. Pyxis is a part of Slurm (`schedulers/slurm/pyxis.py`).
+# Apptainer and Charliecloud are commands. Pyxis is a Slurm plugin and lives in `schedulers/slurm/pyxis.py`.
 
 
 def start_in_container(job: Job) -> list[list[Word]]:
-    """Return the runtime's command before the command of a process; empty without Apptainer or Charliecloud."""
+    """Return the Apptainer or Charliecloud command to put before a process's command; empty for other runtimes."""
     container = job.container
     if container is None or container.runtime == "pyxis":
         return []
@@ -251,13 +251,13 @@ def start_in_container(job: Job) -> list[list[Word]]:
 
 
 def image_word(job: Job) -> Word:
-    """Return the job's image; in a portable script the variable that holds it."""
+    """Return the job's image, or the variable that holds it in a portable script."""
     assert job.container is not None
     return RawShell('"$image"') if job.folder is None else job.container.image
 
 
 def own_mounts(job: Job) -> list[str]:
-    """Return the mounts of every job, by the script's variables: a portable script also needs the checkout."""
+    """Return the mounts that every job needs, as script variables. A portable script also needs the checkout."""
     mounts = ["$run_folder:$run_folder"]
     if job.folder is None:
         mounts.append("$home:$home")
@@ -265,13 +265,13 @@ def own_mounts(job: Job) -> list[str]:
 
 
 def variable_names(job: Job) -> Iterable[str]:
-    """Return the variables of the recipe and the cluster, which must win over the image's."""
+    """Return the names of the recipe's and the cluster's variables, which must override the image's."""
     of_phases = {name: value for phase in job.phases for name, value in phase.environment}
     return (*dict(job.environment), *job.secrets, *of_phases)
 
 
 def script_variables(job: Job) -> list[str]:
-    """Return the variables that the script itself sets for the processes."""
+    """Return the names of the variables that the script sets for the processes."""
     names = ["MASTER_ADDR", "MASTER_PORT"]
     if job.survival:
         names.append("FP8LAUNCH_STOP_AT")
@@ -279,7 +279,7 @@ def script_variables(job: Job) -> list[str]:
 
 
 def container_environment(job: Job, *from_the_script: str) -> list[str]:
-    """Export the job's variables for Apptainer. Other runtimes inherit them, or take them as an option."""
+    """Export the job's variables for Apptainer. Other runtimes inherit them or take them as options."""
     if job.container is None or job.container.runtime != "apptainer":
         return []
     prefixed = 'environment+=("${environment[@]/#/APPTAINERENV_}")'

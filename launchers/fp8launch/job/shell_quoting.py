@@ -1,4 +1,4 @@
-"""Quoting for a shell: the one place where words from outside get into a script."""
+"""Shell quoting: the only place where outside text enters a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INDENT = "    "
 
 @dataclass(frozen=True)
 class RawShell:
-    """Shell text that fp8launch wrote itself, never a recipe: the only text that is not quoted."""
+    """Shell text written by fp8launch, never taken from a recipe. Only this text is left unquoted."""
 
     text: str
 
@@ -22,12 +22,12 @@ Word = str | RawShell
 
 
 def quote(word: Word) -> str:
-    """Return the word, quoted as far as a shell needs it."""
+    """Quote a word if a shell requires it."""
     if isinstance(word, RawShell):
         return word.text
     quoted = shlex.quote(word)
     if "," in word and quoted == word:
-        # Bash needs no quotes around a comma, but in an array readers and shellcheck take it for a separator.
+        # Bash does not need quotes around a comma, but in an array, readers and shellcheck take it for a separator.
         return f"'{word}'"
     return quoted
 
@@ -37,10 +37,10 @@ def indented(lines: Iterable[str]) -> list[str]:
 
 
 def array_lines(assignment: str, words: Iterable[str]) -> list[str]:
-    """Return the lines of a bash array that begin with `assignment`, such as `name=`; the words are quoted already."""
+    """Return the lines of a bash array, starting with `assignment`, such as `name=`. Words must already be quoted."""
     return [f"{assignment}(", *indented(words), ")"]
 
 
 def flag_lines(arguments: Iterable[Argument]) -> list[str]:
-    """Return one line for each flag with its values, quoted for a shell."""
+    """Return one line per flag and its values, quoted for a shell."""
     return [" ".join(map(quote, argument.words)) for argument in arguments]

@@ -1,4 +1,4 @@
-"""The recipes of the pack as rows, and one recipe with the file and line of each value."""
+"""List the recipes of the pack, and show one recipe with the file and line of each value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMN = 52
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe of the pack. `name` is its name in commands, and `runs` the number of runs of a study, or 1."""
+    """A recipe of the pack. `name` is its name in commands; `runs` is the number of runs if it is a study, else 1."""
 
     name: str
     model: str
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def precision(self) -> str:
-        """The precision, or the precisions of a study or of phases."""
+        """The precision, or all precisions if a study or its phases vary it."""
         compared = self.recipe.axes.get("precision.recipe")
         if compared:
             return ", ".join(map(str, compared))
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def gpus(self) -> str:
-        """Number and type of GPUs, with the range of a study: `8 h100`, `16-128 h100`."""
+        """Number and type of GPUs, as a range for a study: `8 h100`, `16-128 h100`."""
         per_node = self.recipe.axes.get("resources.gpus_per_node") or [self.recipe.resources.gpus_per_node]
         nodes = self.recipe.nodes or [self.recipe.resources.nodes]
         worlds = set()
@@ -74,7 +74,7 @@ class Row:
 
 
 def pack_recipes(folder: str = "") -> list[Row]:
-    """Return the recipes in the top folder of the pack, or all recipes in one of its folders, smallest jobs first."""
+    """Return the recipes at the top of the pack, or all recipes in one of its folders, smallest jobs first."""
     top = pack_folder("recipes")
     files = top.glob("*.yaml")
     if folder:
@@ -85,7 +85,7 @@ def pack_recipes(folder: str = "") -> list[Row]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part that recipes extend: its name, and the first line of its comment."""
+    """A part that recipes extend. `description` is the comment on its first line."""
 
     kind: str
     name: str
@@ -107,7 +107,7 @@ def _pack_name(file: Path, top: Path) -> str:
 
 
 def _first_comment(file: Path) -> str:
-    """Return the text of a comment on the first line, or an empty text."""
+    """Return the comment on the first line of a file, or an empty string."""
     first, _, _ = file.read_text(encoding="utf-8").partition("\n")
     if not first.startswith("#"):
         return ""
@@ -158,7 +158,7 @@ def _lines(node: Node, depth: int) -> Iterator[str]:
 
 
 def _rank(key: str) -> int:
-    """Return the position of a top-level key; unknown keys come last."""
+    """Return the sort position of a top-level key. Unknown keys come last."""
     order = ["name", "description", *recipe_keys()]
     if key in order:
         return order.index(key)
@@ -178,7 +178,7 @@ def _places(node: Node, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _short(where: str) -> str:
-    """Return a place relative to the folder of the pack's recipes."""
+    """Shorten a place by the folder of the pack's recipes."""
     return where.removeprefix(f"{pack_folder('recipes').parent}/")
 
 

@@ -1,4 +1,4 @@
-"""The types of a recipe's fields, and their patterns in plain words."""
+"""The types of recipe fields, with their patterns in plain words for messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
     PrecisionName = Literal[precision_names()]
     FormatName = Literal[format_names()]
 
-# What starts the ranks: the scheduler (srun in Slurm), or one torchrun on each node.
+# What starts the ranks: the scheduler (srun in Slurm), or one torchrun per node.
 LaunchMode = Literal["srun", "torchrun"]
 BY_SCHEDULER: LaunchMode = "srun"
 FlagValue = str | int | float | bool | list[str | int | float] | None
@@ -35,7 +35,7 @@ HealthCode = Literal[
 ActionCode = Literal["nan", "zero-grad-norm", "loss-jump", "slow-node"]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-# Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+# Slurm's formats: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 _WALL_TIME = r"^([0-9]{1,9}(:[0-9]{2}){0,2}|[0-9]{1,9}-[0-9]{1,2}(:[0-9]{2}){0,2})$"
 # No dots, which separate keys, and no characters that are special in a shell or a file name.
 _PHASE = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
@@ -65,6 +65,6 @@ RuleCode = Annotated[str, StringConstraints(pattern=_RULE_CODE)]
 Reason = Annotated[str, StringConstraints(pattern=_REASON)]
 ExtraFlag = Annotated[str, StringConstraints(pattern=_EXTRA_FLAG)]
 PhaseName = Annotated[str, StringConstraints(pattern=_PHASE)]
-# Keys and values of a section, which are validated after they are merged into the recipe.
+# Keys and values of a section. They are validated after they have been merged into the recipe.
 Overrides = dict[str, Any]
 StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]

@@ -1,4 +1,4 @@
-"""Load a recipe file with everything it extends and all overrides as one frozen `LoadedRecipe`."""
+"""Load a recipe file, everything it extends and all overrides into one frozen `LoadedRecipe`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from fp8launch.recipe.yaml_source import (
 from fp8launch.resources import pack_folder
 
 MAX_GENERATIONS = 20
-# The most parts of the pack that a message lists.
+# The maximum number of pack parts that a message lists.
 _FEW = 12
 
 Complete: TypeAlias = "Callable[[Node], Node]"
-# Files that were read, merged with everything that they extend.
+# Files read so far, each merged with everything it extends.
 Done: TypeAlias = "dict[Path, tuple[Node, list[Path]] | UserError]"
 
 
 class Override(str):
-    """An override `key=value` that another option than `--set` states, as `option` shows it in messages."""
+    """An override `key=value` from an option other than `--set`. Messages show `option` as its origin."""
 
     option: str
 
@@ -50,20 +50,20 @@ class Override(str):
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe with the places of its values. `files` are all files that it consists of, the recipe itself last."""
+    """A recipe and the places of its values. `files` are all files that it was merged from, the recipe itself last."""
 
     recipe: Recipe
     tree: Node
     files: tuple[Path, ...]
 
     def where(self, *path: str | int) -> str:
-        """Return `file:line` of the deepest part of `path` that the recipe states."""
+        """Return `file:line` of the deepest part of `path` that the recipe contains."""
         return self.tree.find(path).where
 
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """A recipe file merged with everything that it extends, before overrides and validation. Reading it is slow."""
+    """A recipe file merged with everything it extends, before overrides and validation. Reading is the slow part."""
 
     path: Path
     tree: Node
@@ -72,10 +72,10 @@ class RecipeSource:
 
 @dataclass(frozen=True)
 class NamedRecipes:
-    """Recipes that come with an engine: `ENGINE:NAME` means `{engine: ENGINE, ENGINE: {recipe: NAME}}`.
+    """Recipes that come with an engine. `ENGINE:NAME` is short for `{engine: ENGINE, ENGINE: {recipe: NAME}}`.
 
-    `complete` fills in the rest. It sees every recipe after its overrides and before validation, and returns recipes
-    of other engines unchanged. `file` is the source of the names.
+    `complete` fills in the rest. It is called on every recipe, after overrides and before validation, and returns
+    recipes of other engines unchanged. `file` is where the names come from.
     """
 
     complete: Complete
@@ -83,7 +83,7 @@ class NamedRecipes:
 
 
 def is_of_engine(name: str) -> bool:
-    """Return whether a name, `ENGINE:NAME`, means a recipe that comes with an engine."""
+    """Return whether a name has the form `ENGINE:NAME` and refers to a recipe that comes with an engine."""
     engine, colon, _ = name.partition(":")
     return bool(colon) and engine in plugin_registry.offered("recipe_sources")
 
@@ -94,9 +94,9 @@ def _names_of(engine: str) -> NamedRecipes:
 
 
 def read_recipe(name: str) -> RecipeSource:
-    """Read a recipe by path, or by its name in the pack, and all that it extends. Raises UserError.
+    """Read a recipe, given by path or name, and everything it extends. Raises UserError.
 
-    `ENGINE:NAME` is a recipe that comes with an engine (`NamedRecipes`).
+    `ENGINE:NAME` is a recipe that comes with an engine (see `NamedRecipes`).
     """
     engine, _, own = name.partition(":")
     if is_of_engine(name):
@@ -109,9 +109,9 @@ def read_recipe(name: str) -> RecipeSource:
 
 
 def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes: int | None = None) -> LoadedRecipe:
-    """Load a recipe with `key.path=value` overrides, then for another number of nodes if given.
+    """Load a recipe with `key.path=value` overrides, then scale it to another number of nodes if given.
 
-    A grid reads its recipe once, by `read_recipe`, and loads it for each point. Raises UserError with every problem.
+    A grid reads its recipe once with `read_recipe` and loads it for each point. Raises UserError with all problems.
     """
     source = recipe
     if isinstance(source, str):
@@ -134,10 +134,10 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file that a user means: a path, or a name in the pack with or without `recipes/` and `.yaml`.
+    """Find the file for a path, or for a name in the pack with or without `recipes/` and `.yaml`.
 
-    A name of the pack always means the pack's file. A file of that name in the working folder, where anybody may have
-    put it, must be written as a path, such as `./llama8b_fp8.yaml`.
+    A name that exists in the pack always refers to the pack. For a file of the same name in the working folder, which
+    anyone may have put there, the user must write a path such as `./llama8b_fp8.yaml`.
     """
     if is_of_engine(name):
         return _names_of(name.partition(":")[0]).file
@@ -172,8 +172,7 @@ def find_recipe(name: str) -> Path:
 
 
 def pack_names(*folders: str) -> list[str]:
-    """Return the names of the pack's recipes and parts: all, or the names in the given folders, where `""` is its
-    top."""
+    """Return the names of the pack's recipes and parts, all or only those in `folders`. `""` is the top folder."""
     top = pack_folder("recipes")
     files: list[Path] = []
     for folder in folders:
@@ -196,12 +195,12 @@ def _in_pack(name: str) -> list[Path]:
 
 def _refuse_foreign(file: Path, child: Path | None, where: str, fix: str) -> None:
     if owner := foreign_owner(file, child):
-        message = f"{file} belongs to {owner}, so it is not used unless you write its path"
+        message = f"{file} belongs to {owner}, so it is used only if you write its path"
         raise error("foreign-recipe", message, where, fix)
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Merge `over` into `base`: mappings key by key; other values are replaced."""
+    """Merge `over` into `base`. Mappings are merged key by key; other values are replaced."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     merged = dict(base.value)
@@ -213,7 +212,7 @@ def merge(base: Node, over: Node) -> Node:
 
 
 def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node, list[Path]]:
-    """Return a file merged with everything that it extends, and all files. `seen` are its children, recipe first."""
+    """Return a file merged with everything it extends, and all files read. `seen` are its children, recipe first."""
     real = path.resolve()
     if real in seen:
         chain = " -> ".join(p.name for p in (*seen[seen.index(real) :], real))
@@ -222,7 +221,7 @@ def _with_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[Node,
         raise error(
             "extends-too-deep", f"is more than {MAX_GENERATIONS} levels of `extends` below the recipe", str(path)
         )
-    # A file is loaded once, however many files extend it.
+    # Load each file only once, however many files extend it.
     if real not in done:
         try:
             done[real] = _laid_on_parents(path, (*seen, real), done)
@@ -252,7 +251,7 @@ def _laid_on_parents(path: Path, seen: tuple[Path, ...], done: Done) -> tuple[No
 
 
 def _folder_of(file: Path) -> Path:
-    """Return the folder of a file under the name that the user wrote, unless the file itself is a link."""
+    """Return the folder of a file as the user wrote it, unless the file itself is a link."""
     if file.is_symlink():
         file = file.resolve()
     return file.absolute().parent
@@ -272,10 +271,10 @@ def _parents(own: Node) -> Iterable[Node]:
 
 
 def _find_parent(parent: Node, child: Path) -> Path:
-    """Return the file that an entry of `extends` means: a part of the pack, or a file next to the child or above it.
+    """Find the file for an entry of `extends`: a part of the pack, or a file next to the child or above it.
 
-    A name of the pack always means the pack's file. Only paths that begin with `./`, `../` or `/` are relative to the
-    child.
+    A name that exists in the pack always refers to the pack. Only paths that start with `./`, `../` or `/` are
+    resolved against the child.
     """
     name = str(parent.value)
     nearby = child.resolve().parents[:3]
@@ -308,8 +307,11 @@ def _find_parent(parent: Node, child: Path) -> Path:
 
 
 def _apply(tree: Node, override: str) -> Node:
-    """Apply one `a.b=value`. Another precision recipe replaces the whole section by its part of the pack, because
-    format and amax settings belong to it; parameter gather is kept."""
+    """Apply one `a.b=value` override.
+
+    A new precision recipe replaces the whole section with its part of the pack, because format and amax settings
+    belong to the recipe. Only parameter gather is kept.
+    """
     place = override.option if isinstance(override, Override) else f"--set {override}"
     key, sign, text = override.partition("=")
     steps = key.strip().split(".")
@@ -320,7 +322,7 @@ def _apply(tree: Node, override: str) -> Node:
     if steps == ["precision", "recipe"]:
         return switch_precision(tree, node)
     if steps[:1] == ["phases"] and steps[2:] == ["precision", "recipe"]:
-        # Its part is added when the phase is merged; the previous precision's format and amax settings would be wrong.
+        # Merging the phase adds the pack's part. Format and amax settings of the previous precision would be wrong.
         tree = tree.changed(("phases", steps[1], "precision"), lambda own: _gather_of(own, node))
     for step in reversed(steps):
         if step == "software":
@@ -332,7 +334,7 @@ def _apply(tree: Node, override: str) -> Node:
 
 
 def switch_precision(tree: Node, choice: Node) -> Node:
-    """Return the tree with another precision recipe and its part of the pack; parameter gather is kept."""
+    """Switch to another precision recipe and its part of the pack. Parameter gather is kept."""
     current = tree.find(("precision",))
     part = pack_folder("recipes") / "precision" / f"{choice.value}.yaml"
     known = choice.value in precision_names() and is_file(part)
@@ -344,7 +346,7 @@ def switch_precision(tree: Node, choice: Node) -> Node:
 
 
 def _gather_of(precision: Node, choice: Node) -> Node:
-    """Return the precision section after a change of recipe: the new recipe, and parameter gather if stated."""
+    """Return the precision section after a change of recipe: the new recipe, and parameter gather if it was set."""
     kept = {"recipe": choice}
     if choice.value not in UNQUANTIZED and isinstance(precision.value, dict) and "param_gather" in precision.value:
         kept["param_gather"] = precision.value["param_gather"]

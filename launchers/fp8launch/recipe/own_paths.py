@@ -1,7 +1,7 @@
-"""Make relative paths of the programs that a recipe names absolute when the recipe is read.
+"""Make relative paths of a recipe's programs absolute when the recipe is read.
 
-`check`, `submit` and the job load a recipe in different working folders, where a relative path could name another
-user's file.
+`check`, `submit` and the job load a recipe from different working folders. There, a relative path could refer to
+another user's file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fp8launch.recipe.yaml_source import Node
 
 
 def is_image_file(image: str) -> bool:
-    """Return whether the name of a container image is a path, and not a name in the catalogue or a registry."""
+    """Return whether a container image is given as a path, not as a name in the catalogue or a registry."""
     return image.endswith((".sqsh", ".sqfs", ".sif")) or image.startswith(("/", "./", "../", "~"))
 
 
@@ -26,7 +26,7 @@ _KEYS: dict[tuple[str, str], Callable[[str], bool]] = {
 
 
 def with_absolute_programs(tree: Node, folder: Path) -> Node:
-    """Return a recipe's tree with its script, Python and image, and the values of their axes, below `folder`."""
+    """Resolve script, Python and image of a recipe, and the values of axes that vary them, against `folder`."""
     for key, is_path in _KEYS.items():
 
         def absolute(node: Node, is_path: Callable[[str], bool] = is_path) -> Node:

@@ -1,8 +1,8 @@
-"""The phases of a recipe, each with the complete recipe that applies to it.
+"""Expand a recipe into its phases, each with the complete recipe that applies to it.
 
-Every phase has the length of the whole training, so that phases change neither the learning rate schedule nor the size
-of the dataset, which decides the order of the samples. `--exit-interval` ends a phase: Megatron exits at every multiple
-of it, and the first multiple after the end of the previous phase is the end of this one.
+Every phase gets the length of the whole training. Otherwise, phases would change the learning rate schedule and the
+size of the dataset, which determines the order of the samples. `--exit-interval` ends a phase: Megatron exits at every
+multiple of it, and the first multiple after the end of the previous phase is the end of this one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fp8launch.recipe.yaml_source import Node
 
 # Sections that apply to the whole run.
 _WHOLE = ("phases", "axes", "nodes")
-# Flags that also end training at an iteration.
+# Flags that end training at an iteration, as phases do.
 _ENDS = ("exit_interval", "phase_transition_iterations")
 
 
@@ -56,7 +56,7 @@ def phase_recipes(loaded: LoadedRecipe) -> tuple[PhaseRecipe, ...]:
 
 
 def merge_phase_problems(found: Iterable[tuple[str, Sequence[Problem]]], phases: int) -> list[Problem]:
-    """Return the problems of phases, each once. A problem of only some of `phases` names the phases that have it."""
+    """Merge equal problems of several phases. A problem that not all `phases` have names the phases it is about."""
     names: dict[Problem, list[str]] = {}
     for name, problems in found:
         for problem in dict.fromkeys(problems):

@@ -1,4 +1,4 @@
-"""A recipe on another number of nodes."""
+"""Scale a recipe to another number of nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fp8launch.recipe.yaml_source import Node
 
 
 def on_nodes(tree: Node, nodes: int) -> Node:
-    """Return a recipe's tree for `nodes` nodes. In weak scaling the global batch grows with them.
+    """Return a recipe's tree for `nodes` nodes. With weak scaling, the global batch grows with the number of nodes.
 
-    Values of a wrong type are left for validation to refuse. Raises UserError for a batch that does not scale to a
-    whole number.
+    Values of the wrong type are left for validation to refuse. Raises UserError if the batch does not scale to a whole
+    number.
     """
     place = f"--nodes {nodes}"
     own = _whole_number(tree, ("resources", "nodes"))

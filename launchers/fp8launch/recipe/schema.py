@@ -1,4 +1,4 @@
-"""A recipe: its sections, and the constraints between them."""
+"""The recipe model: its sections and the constraints between them."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from fp8launch.recipe.sections import (
     Train,
 )
 
-# Sections whose keys the user or Megatron names: an axis may vary any of them.
+# Sections with free keys, named by the user or Megatron. An axis may vary any of them.
 _FREE = ("model", "megatron", "megatron_extra", "env", "phases")
 
 SomeSection = TypeVar("SomeSection", bound=Section)
 
 
 class Recipe(Section):
-    """The recipe of the core. `recipe_class()` returns the class with the sections of plugins."""
+    """The core's recipe. `recipe_class()` adds the sections of plugins."""
 
-    # Defaults are not validated, because each section would build its validator at every start.
+    # Defaults are not validated: that would build the validator of every section at each start.
     name: Name
     description: str = ""
     engine: Name | None = None
@@ -119,8 +119,8 @@ class Recipe(Section):
             )
         if self.phases and not self.goes_on:
             raise ValueError(
-                "`phases` need `checkpoint.dir` and `checkpoint.interval`, because each phase continues from a "
-                "checkpoint of the one before"
+                "`phases` need `checkpoint.dir` and `checkpoint.interval`, because each phase continues from the "
+                "checkpoint of the previous one"
             )
         return self
 
@@ -141,9 +141,9 @@ class Recipe(Section):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The recipe's variables as text; variables set to null are dropped.
+        """The recipe's environment variables as text, without those set to null.
 
-        `CUDA_DEVICE_MAX_CONNECTIONS: auto` becomes what this layout needs on this GPU.
+        `CUDA_DEVICE_MAX_CONNECTIONS: auto` becomes the value that this layout needs on this GPU.
         """
         found = {name: str(value) for name, value in self.env.items() if value is not None}
         if found.get(CONNECTIONS) == "auto":
@@ -164,7 +164,7 @@ def recipe_class() -> type[Recipe]:
 
 
 def recipe_keys() -> list[str]:
-    """Return the top-level keys of a recipe in the order in which recipes are written."""
+    """Return the top-level keys of a recipe in their usual order."""
     keys = list(Recipe.model_fields)
     after = keys.index("launch") + 1
     return [*keys[:after], *plugin_registry.offered("recipe_sections"), *keys[after:]]
@@ -184,7 +184,7 @@ def _with_sections(sections: tuple[tuple[str, type[Section]], ...]) -> type[Reci
 
 
 def _section_fields() -> dict[str, list[str]]:
-    """Return the fields of each section by their names in recipes."""
+    """Return the field names of each section, as written in recipes."""
     sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
     for name, info in recipe_class().model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):

@@ -1,6 +1,6 @@
 """The sections of a recipe that all engines share, as frozen models.
 
-A section sets only the Megatron flags that it states; other flags keep Megatron's defaults.
+A section sets only the Megatron flags whose keys it contains. All other flags keep Megatron's defaults.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Section(BaseModel):
 
     @classmethod
     def from_node(cls, node: Node) -> Self:
-        """Return the section that `node` states. Raises UserError with one problem for each mistake."""
+        """Build the section from a node. Raises UserError with one problem per mistake."""
         try:
             return cls.model_validate(node.plain())
         except ValidationError as exc:
             raise UserError(validation_problems(cls, node, exc)) from None
 
     def field(self, name: str) -> Any:
-        """Return the value of a field by the name that recipes use."""
+        """Return the value of a field, given its name in recipes."""
         return getattr(self, {"global": "global_"}.get(name, name))
 
 
@@ -77,14 +77,14 @@ class Precision(Section):
     def _is_in_megatron(cls, recipe: object) -> object:
         if recipe in ("rowwise", "rowwise_with_gw_hp"):
             raise ValueError(
-                f"{recipe} is a recipe of torchao; Transformer Engine has no scale per row. Use blockwise, whose "
+                f"{recipe} is a torchao recipe; Transformer Engine does not scale per row. Use blockwise, whose "
                 "scales cover 128 values of a row"
             )
         return recipe
 
     @model_validator(mode="after")
     def _format_belongs(self) -> Precision:
-        # Megatron reads a format without a recipe as `delayed`, and a recipe without a format as bf16.
+        # Megatron interprets a format without a recipe as `delayed`, and a recipe without a format as bf16.
         quantization = quantization_recipes().get(self.recipe)
         if quantization is None and self.format is not None:
             raise ValueError(f"precision recipe {self.recipe} does not take a `format`; remove `format: {self.format}`")
@@ -128,7 +128,7 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """Storage types of TE's precision-aware Adam, which any of them enables, and the type of the gradient reduce."""
+    """Storage types of TE's precision-aware Adam, enabled by setting any of them, and the gradient reduction type."""
 
     grad_reduce: Literal["fp32", "bf16"] | None = None
     exp_avg: StateDtype | None = None
@@ -165,11 +165,11 @@ class Data(Section):
 
 
 class Checkpoint(Section):
-    """`dir` and `load` are absolute or relative to the run folder, and the `keep` newest checkpoints are kept.
+    """Where checkpoints are saved and loaded. `dir` and `load` are absolute, or relative to the run folder.
 
-    A cluster profile may store a relative `dir` elsewhere (docs/clusters.md). `allow_pickle` lets Transformer Engine
-    unpickle the FP8 state of a checkpoint that this run did not write itself, which runs whatever code the file holds
-    (docs/security.md).
+    A cluster profile may store a relative `dir` elsewhere (docs/clusters.md). Only the `keep` newest checkpoints are
+    kept. `allow_pickle` lets Transformer Engine unpickle FP8 state that this run did not write itself. Unpickling runs
+    any code in the file (docs/security.md).
     """
 
     dir: str | None = None
@@ -182,9 +182,9 @@ class Checkpoint(Section):
 class Survive(Section):
     """How a run with checkpoints continues automatically.
 
-    `attempts` that count may be used, `stuck` of them in a row without a newer checkpoint. The training saves and exits
-    `stop_before` seconds before the time limit. A log that has not grown for `hang_after` seconds is a hang; with 0
-    nothing is. `rules` change the action on a cause (docs/survival.md).
+    The run stops after `attempts` attempts that count, or after `stuck` of them in a row without a newer checkpoint.
+    Training saves and exits `stop_before` seconds before the time limit. A log that has not grown for `hang_after`
+    seconds counts as a hang; 0 disables the watchdog. `rules` override the action for a cause (docs/survival.md).
     """
 
     attempts: Positive = 1
@@ -195,17 +195,17 @@ class Survive(Section):
 
 
 class Rewind(Section):
-    """Go back by this many checkpoints, counted from the newest one before the event, and skip the batches up to it."""
+    """Go back this many checkpoints from the newest one before the event, and skip the batches up to the event."""
 
     rewind: Positive
 
 
 class Health(Section):
-    """When training counts as unhealthy, and the job's actions (docs/health.md). Thresholds are fractions.
+    """When training counts as unhealthy, and what the job does about it (docs/health.md). Thresholds are fractions.
 
-    `loss_jump` is the rise of the loss, `loss_fall` the least fall of the loss of a new run, `skipped_steps` the share
-    of skipped steps, `slowdown` the increase of the step time. `ignore` lists codes that are not reported. `actions`
-    are the job's actions by code, with `rewind` at most `max_rewinds` times.
+    `loss_jump` limits how much the loss rises, `skipped_steps` the share of skipped steps, and `slowdown` the increase
+    of the step time. `loss_fall` is how much the loss of a new run must fall at least. Codes in `ignore` are not
+    reported. `actions` has the job's action for each code. A run is rewound at most `max_rewinds` times.
     """
 
     loss_jump: PositiveFraction = 0.05
@@ -219,7 +219,7 @@ class Health(Section):
     @field_validator("actions", mode="before")
     @classmethod
     def _known_actions(cls, value: object) -> object:
-        """Name all actions that a code allows; pydantic would leave out the mapping."""
+        """Refuse unknown actions, naming all allowed ones. Pydantic's own message would omit the mapping form."""
         for code, action in value.items() if isinstance(value, dict) else ():
             allowed = ["continue", "exclude", "exclude-later"] if code == "slow-node" else ["continue", "stop"]
             if action in allowed or code not in get_args(ActionCode):
@@ -255,7 +255,7 @@ class Resources(Section):
 
     @property
     def device(self) -> str:
-        """Return torch's type of the devices, cpu or cuda."""
+        """The torch device type, cpu or cuda."""
         if self.gpu == "cpu":
             return "cpu"
         return "cuda"
@@ -272,7 +272,7 @@ class Resources(Section):
 
     @property
     def gpu_hours(self) -> float:
-        """Return the most GPU-hours that one attempt can use: its GPUs for the whole time limit."""
+        """The maximum GPU-hours of one attempt: all its GPUs for the whole time limit."""
         if self.gpu == "cpu":
             return 0.0
         return self.world_size * self.hours
@@ -285,13 +285,13 @@ class Container(Section):
 
 
 class Launch(Section):
-    """How processes start: one task per GPU by `srun`, or one `torchrun` per node; and the program that they run.
+    """How processes start (one task per GPU with `srun`, or one `torchrun` per node), and which program they run.
 
-    `arguments` are the script's own, which Megatron does not know; they follow Megatron's. With `health_check`, every
-    node is tested before training starts, and a bad node ends the job. `probe` reports after the first iteration which
-    modules ran in FP8; `profile_iteration` is profiled on rank 0, by kernel. Every `tensor_stats` iterations
-    Transformer Engine measures FP8's underflow, scales and largest values. `config` sets fields of Megatron's
-    TransformerConfig that its command line leaves out (our own entry only).
+    `arguments` belong to the script and follow Megatron's. With `health_check`, every node is tested before training
+    starts, and a bad node ends the job. `probe` reports after the first iteration which modules ran in FP8.
+    `profile_iteration` is profiled on rank 0, by kernel. Every `tensor_stats` iterations, Transformer Engine measures
+    underflow, scales and largest values of FP8 tensors. `config` sets fields of Megatron's TransformerConfig that have
+    no command-line flag (only with fp8launch's own entry).
     """
 
     mode: LaunchMode | None = None
@@ -306,7 +306,7 @@ class Launch(Section):
 
 
 class Software(Section):
-    """Versions in the job; they select the flag schema and the validators."""
+    """Software versions in the job. They select the flag schema and the validators."""
 
     megatron: Version | None = None
     transformer_engine: Version | None = None
@@ -314,9 +314,9 @@ class Software(Section):
 
 
 class Phase(Section):
-    """A part of the training with values that are merged into the recipe (docs/survival.md).
+    """A part of the training, with values that are merged into the recipe (docs/survival.md).
 
-    One phase may leave `iterations` out and gets the rest of `train.iterations`.
+    One phase may omit `iterations`; it gets the rest of `train.iterations`.
     """
 
     iterations: Positive | None = None
@@ -334,7 +334,7 @@ class Phase(Section):
 class Reference(Section):
     """A published speed for this model, precision and layout, which reports print for comparison.
 
-    It changes no argument. `gpus` says on which GPUs it was measured, `source` where it was published.
+    It does not change any argument. `gpus` says on which GPUs it was measured, `source` where it was published.
     """
 
     tokens_per_s_per_gpu: Annotated[float, Field(gt=0)]

@@ -1,4 +1,4 @@
-"""The parser of Slurm's time formats."""
+"""Parse Slurm's time formats."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _TIME = re.compile(rf"(?:{_NUMBER}-)?{_NUMBER}(?::{_NUMBER})?(?::{_NUMBER})?")
 
 
 def slurm_seconds(text: str) -> int | None:
-    """Return the seconds of a Slurm time; None for UNLIMITED and other text.
+    """Convert a Slurm time to seconds. Return None for UNLIMITED and any other text.
 
-    Forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+    Formats: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
     """
     match = _TIME.fullmatch(text.strip())
     if match is None:

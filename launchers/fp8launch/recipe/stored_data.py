@@ -1,4 +1,4 @@
-"""Relative data paths of a recipe, which are relative to the dataset folder of a cluster."""
+"""Resolve relative data paths of a recipe against the cluster's dataset folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fp8launch.recipe.yaml_source import Node
 
 
 def has_relative_data(loaded: LoadedRecipe) -> bool:
-    """Return whether a prefix of `data.blend` is relative, in the recipe or in a phase."""
+    """Return whether any prefix of `data.blend` is relative, in the recipe or in a phase."""
     return _with_data_below(loaded, Path("/")) != loaded.tree
 
 
 def with_data_below(loaded: LoadedRecipe, place: Path) -> LoadedRecipe:
-    """Return the recipe with the relative prefixes of `data.blend` below `place`, also in its phases."""
+    """Resolve relative prefixes of `data.blend` against `place`, in the recipe and in its phases."""
     tree = _with_data_below(loaded, place)
     return LoadedRecipe(recipe_class().from_node(tree), tree, loaded.files)
 
@@ -35,7 +35,7 @@ def _with_data_below(loaded: LoadedRecipe, place: Path) -> Node:
 
 
 def _is_relative(item: Node) -> bool:
-    """Return whether an item of a blend is a relative path, instead of a weight, an absolute path or an address."""
+    """Return whether an item of a blend is a relative path, not a weight, an absolute path or a URL."""
     text = item.value
     if not isinstance(text, str) or text.startswith(("/", "~", "$")) or "://" in text:
         return False

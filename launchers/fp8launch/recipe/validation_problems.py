@@ -1,4 +1,4 @@
-"""The problems of an invalid section: all of them, with line and nearest valid name."""
+"""Turn pydantic's errors into problems, each with its line and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fp8launch.recipe.yaml_source import Node
 from fp8launch.wording import shortened
 
 Path: TypeAlias = "tuple[str | int, ...]"
-# Finding the nearest name takes milliseconds, and nobody reads more messages of this kind.
+# Finding the nearest name takes milliseconds, and nobody reads more messages than this.
 MOST_PROBLEMS = 100
 _REFERENCE = "docs/recipe_reference.md lists every field with its allowed values"
 
@@ -35,12 +35,12 @@ def validation_problems(model: type[BaseModel], node: Node, exc: ValidationError
         above.update(path[:length] for length in range(len(path)))
     for count, ((path, _), errors) in enumerate(places.items()):
         if count == MOST_PROBLEMS:
-            message = f"{len(places) - count} more places are wrong"
+            message = f"{len(places) - count} more values are wrong"
             yield Problem("error", "bad-value", message, node.find(path).where, "correct those above first")
             return
         if len(errors) == 1 and len(errors[0]["loc"]) == len(path):
             yield _problem(model, node, path, errors[0])
-        # A problem inside a list is more useful than the statement that a list is not a scalar.
+        # A problem inside a list is more helpful than the message that a list is not a scalar.
         elif path not in above:
             yield _union_problem(model, node, path, errors)
 
@@ -75,7 +75,7 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     if path == ("precision", "recipe") and kind == "literal_error":
         fix = precision_fix(str(given), node.find(("resources", "gpu")).text)
     elif path == ("resources", "gpu") and kind == "literal_error":
-        # Names of GPUs are similar: vr200 is no misspelling of h200.
+        # GPU names look alike, so suggest no similar name: vr200 is not a misspelling of h200.
         fix = f"write one of {', '.join(GPUS)}"
     if kind == "string_type" and isinstance(given, (int, float)):
         written = node.find(path).text or given  # 0.20 is another text than the number 0.2.
@@ -88,7 +88,7 @@ def _mismatch(name: str, demand: str, given: object, place: str, fix: str) -> Pr
 
 
 def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[Any]) -> Problem:
-    """Return the problem of a value that fits none of several types, of a key, or of a missing entry."""
+    """Return the problem for a value that fits none of several types, for a bad key, or for a missing entry."""
     kinds = {err["type"]: err for err in errors}
     if len(kinds) == 1:
         return _problem(model, node, path, errors[0])
@@ -105,7 +105,7 @@ def _union_problem(model: type[BaseModel], node: Node, path: Path, errors: list[
 
 
 def _real_path(node: Node, loc: Path) -> Path:
-    """Return the steps of a location that exist in the tree; pydantic adds union members' names and '[key]' marks."""
+    """Return the steps of a location that exist in the tree, without pydantic's union members and '[key]' marks."""
     path: list[str | int] = []
     for step in loc:
         value = node.find(tuple(path)).value
@@ -120,7 +120,7 @@ def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for step in path:
         fields = _fields(model)
         if str(step) not in fields:
-            continue  # a name that the user chose, such as a phase's: its model is the mapping's
+            continue  # a name chosen by the user, such as a phase; the mapping's model applies
         below = _model_of(fields[str(step)].annotation)
         if below is None:
             return model
@@ -140,7 +140,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a model by the names that recipes use."""
+    """Return the fields of a model by their names in recipes."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
@@ -194,7 +194,7 @@ _EXAMPLES_OF_PATTERNS = {"a Slurm time": '"01:30:00"', "a version": '"0.19"', "a
 
 
 def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
-    """Return the fix for a value that does not fit: an example or the allowed values."""
+    """Return the fix for an invalid value: an example or the allowed values."""
     key = "the file"
     if path:
         key = str(path[-1])
@@ -217,7 +217,7 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
 
 
 def _allowed(key: str, expected: str, given: object) -> str:
-    """Return the fix for a word that is not among the quoted words of `expected`."""
+    """Return the fix for a word that is not one of the quoted words in `expected`."""
     allowed = re.findall(r"'([^']*)'", expected)
     near = nearest(str(given), allowed)
     if near:
@@ -238,7 +238,7 @@ def precision_fix(given: str, gpu: str | None) -> str:
 
 
 def _matching(key: str, words: str) -> str:
-    """Return the fix for text without the form that `words` describe."""
+    """Return the fix for text that does not have the form described by `words`."""
     for start, example in _EXAMPLES_OF_PATTERNS.items():
         if words.startswith(start):
             return f"write for example {key}: {example}"

@@ -16,14 +16,14 @@ _WIDTH = 110
 # Sections with one field per line.
 _ALWAYS_BLOCK = ("model", "env", "megatron", "megatron_extra")
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.+@%=-]*(?:[: ][A-Za-z0-9_/.+@%=-]+)*")
-# Control characters, and characters that YAML or an editor may read as the end of a line.
+# Control characters, and characters that YAML or an editor may treat as a line break.
 _UNSAFE = re.compile(r"[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-# Words that older YAML readers read as true and false.
+# Words that YAML 1.1 parsers read as true or false.
 _OLD_WORDS = frozenset(("y", "n", "yes", "no", "on", "off"))
 
 
 def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] | None = None) -> str:
-    """Return `recipe` as YAML. `comments` go above the section of their name, or to the top for ""."""
+    """Return `recipe` as YAML. `comments` maps a section to the comment above it; "" is the top of the file."""
     notes = dict(comments or {})
     lines = _comment(notes.pop("", ()))
     order = [name for name in ("extends", *recipe_keys()) if name in recipe or name in notes]
@@ -79,7 +79,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, int):
-        # Longer numbers are read as text, as they should be.
+        # Anything longer is read as text, which is what is needed here.
         return str(value)
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _OLD_WORDS and isinstance(resolve_plain_scalar(text), str):
@@ -88,9 +88,9 @@ def _scalar(value: Any) -> str:
 
 
 def _float(value: float) -> str:
-    """Return a number as text: plain from 0.001 to a million, else like 3.0e-4, a number for every YAML reader."""
+    """Format a number: plain from 0.001 to a million, else like 3.0e-4, which every YAML parser reads as a number."""
     if not math.isfinite(value):
-        # The recipe format has no such numbers, but Megatron's parser reads them as text.
+        # Recipes cannot contain infinity or NaN as numbers, but Megatron's parser accepts them as text.
         return f'"{value}"'
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return repr(value)
@@ -112,5 +112,5 @@ def _escape(char: re.Match[str]) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return the text of a comment without control characters, which could end the comment."""
+    """Remove control characters from a comment, because they could end it."""
     return "\n".join(_UNSAFE.sub(" ", line) for line in text.split("\n"))

@@ -1,8 +1,8 @@
 """Read YAML into a tree of nodes that know their file and line.
 
-The YAML 1.2 core schema is used, in which `off`, `no` and `01:00:00` are text. Tags, further documents and, in recipes,
-merge keys are not allowed. Anchors work, but their expansion is limited, so that a small file cannot become a large
-one.
+Scalars follow the YAML 1.2 core schema, in which `off`, `no` and `01:00:00` are text. Tags, multiple documents and, in
+recipes, merge keys are not allowed. Anchors work, but their expansion is limited so that a small file cannot grow
+without bounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _WORDS: dict[str, Scalar] = {
 class Node:
     """A value and its place. `value` is a scalar, a `list[Node]` or a `dict[str, Node]`.
 
-    `text` is a scalar as written in the file: 3.10 is the number 3.1 to YAML, but not to an environment variable.
+    `text` is the scalar as written in the file. YAML reads 3.10 as the number 3.1, but an environment variable needs
+    the original text.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
@@ -61,13 +62,13 @@ class Node:
         return self.value
 
     def entries(self) -> dict[str, Node]:
-        """Return the entries of a mapping; none for any other value."""
+        """Return the entries of a mapping, or an empty mapping for any other value."""
         if isinstance(self.value, dict):
             return self.value
         return {}
 
     def at(self, path: tuple[str, ...]) -> Node | None:
-        """Return the node at exactly this path of mappings; None if there is none."""
+        """Return the node at exactly this path of mapping keys, or None."""
         node = self
         for step in path:
             if not isinstance(node.value, dict) or step not in node.value:
@@ -76,7 +77,7 @@ class Node:
         return node
 
     def changed(self, path: tuple[str, ...], change: Callable[[Node], Node]) -> Node:
-        """Return the tree with the node at `path` changed; the same tree if there is none. `*` matches every key."""
+        """Return the tree with the node at `path` changed, if it exists. `*` matches every key."""
         if not path:
             return change(self)
         step, *rest = path
@@ -88,7 +89,7 @@ class Node:
         return Node(entries, self.where)
 
     def find(self, path: tuple[str | int, ...]) -> Node:
-        """Return the deepest existing node on `path`, to point at something wrong or missing."""
+        """Return the deepest existing node on `path`, as the place to report a wrong or missing value."""
         node = self
         for step in path:
             value = node.value
@@ -115,7 +116,7 @@ def resolve_plain_scalar(text: str) -> Scalar:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file exists and is visible to this user. A name that is too long for a file is not one."""
+    """Return whether a file exists and is visible to this user. Names that are too long count as missing."""
     try:
         return path.is_file()
     except OSError:
@@ -123,7 +124,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder exists and is visible to this user, as `is_file` does for files."""
+    """Return whether a folder exists and is visible to this user (see `is_file`)."""
     try:
         return path.is_dir()
     except OSError:
@@ -131,7 +132,7 @@ def is_folder(path: Path) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether something with this name exists, even if this user may not see it."""
+    """Return whether something with this name exists, even if this user cannot access it."""
     try:
         return path.exists()
     except PermissionError:
@@ -141,14 +142,14 @@ def is_there(path: Path) -> bool:
 
 
 def numbers_as_written(mapping: Node) -> Node:
-    """Return `mapping` with numbers as they were written, for values that are used as text."""
+    """Return `mapping` with numbers as they were written in the file, for values that are used as text."""
     if not isinstance(mapping.value, dict):
         return mapping
     return Node({key: _as_written(child) for key, child in mapping.value.items()}, mapping.where)
 
 
 def _as_written(node: Node) -> Node:
-    """Return a number, or the numbers in a list, as text."""
+    """Return a number, or each number in a list, as written in the file."""
     if isinstance(node.value, list):
         return Node([_as_written(item) for item in node.value], node.where)
     is_number = isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
@@ -160,7 +161,7 @@ def _as_written(node: Node) -> Node:
 def read_start(path: Path) -> bytes:
     """Return the first bytes of a file, at most one more than a recipe may have. Raises OSError.
 
-    A named pipe is refused, because it may have no writer. A pipe that a shell passes as /dev/fd/N is read.
+    Named pipes are refused, because reading would block without a writer. Pipes that a shell passes as /dev/fd/N work.
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISFIFO(os.stat(os.path.realpath(path)).st_mode):  # noqa: PTH116 (raises what open would)
@@ -194,17 +195,17 @@ def read_yaml(path: Path) -> Node:
 
 
 def parse_yaml(text: str, name: str, numbered: bool = True, unique: bool = True) -> Node:
-    """Parse YAML text to nodes whose places are `name:line`, or `name` for text that does not come from a file.
+    """Parse YAML text to nodes. Their places are `name:line`, or only `name` if the text is not from a file.
 
-    With `unique` a key that is given twice and a merge key (`<<`) are errors, as in recipes. Without it, for files of
-    other programs, the last value counts and merge keys are followed.
+    With `unique`, duplicate keys and merge keys (`<<`) are errors, as in recipes. Without it, for files written for
+    other programs, the last value of a duplicate key wins and merge keys are resolved.
     """
     _refuse_unwritable(text, name)
     return _Builder(text, name, numbered, unique).document()
 
 
 def _refuse_unwritable(text: str, where: str) -> None:
-    """Refuse a NUL, and half of a character, which Python makes of arguments that are not UTF-8."""
+    """Refuse NUL and lone surrogates, to which Python decodes arguments that are not UTF-8."""
     try:
         if b"\0" not in text.encode():
             return
@@ -229,13 +230,13 @@ class _Builder:
         return f"{self._name}:{mark.line + 1}"
 
     def _guarded(self, text: str) -> Iterator[Any]:
-        """Yield the events of the text, by libyaml if PyYAML has it. Raises UserError for invalid YAML."""
+        """Yield the events of the text, using libyaml if available. Raises UserError for invalid YAML."""
         try:
             yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except yaml.YAMLError as exc:
             mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
             what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "unexpected text"
-            fix = "check the indentation, the colons and the quotes of this line and of the one before"
+            fix = "check the indentation, colons and quotes on this line and the line above"
             raise error("not-yaml", f"is not valid YAML: {what}", self._where(mark), fix) from None
 
     def _fail(self, code: str, message: str, mark: Any, fix: str | None = None) -> UserError:
@@ -257,7 +258,7 @@ class _Builder:
         self._count += 1
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise self._fail("unknown-alias", f"alias *{event.anchor} has no anchor before it", mark)
+                raise self._fail("unknown-alias", f"alias *{event.anchor} refers to no earlier anchor", mark)
             target, size, characters = self._anchors[event.anchor]
             self._count += size
             self._characters += characters
@@ -322,10 +323,10 @@ class _Builder:
                     mark,
                     "remove one of them",
                 )
-            # The place of an entry is the line of its key, where users look for it.
+            # Entries are located at the line of their key, where users look for them.
             entries[key] = self._node(next(self._events), depth + 1, self._where(mark))
         for node in merged:
-            # A list merges several mappings, and the first of them wins. An entry of the mapping itself wins over all.
+            # A list merges several mappings. Earlier ones win, and entries of the mapping itself win over all of them.
             for source in node.value if isinstance(node.value, list) else (node,):
                 entries = {**source.entries(), **entries}
         return entries

@@ -198,7 +198,7 @@ def test_compare_writes_the_page(tmp_path: Path, home: Path, capsys: pytest.Capt
     assert f"wrote {file}" in capsys.readouterr().err
     assert file.read_text().startswith("<!doctype html>")
     assert command(["compare", str(H200), "--html", str(tmp_path / "none" / "a.html")]) == 2
-    assert f"--html: error: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert f"--html: error: folder {tmp_path / 'none'} does not exist" in capsys.readouterr().err
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
