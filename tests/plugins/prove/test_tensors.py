@@ -58,13 +58,13 @@ def test_states_of_fp8_are_the_same_by_their_values() -> None:
     name = "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2"
     assert tensors.differences(name, _extra_state(name, one), _extra_state(name, other)) == []
     changed = _extra_state(name, {**other, "scale_fwd": torch.zeros(2)})
-    assert tensors.differences(name, _extra_state(name, one), changed) == [f"{name}.scale_fwd"]
+    assert tensors.differences(name, _extra_state(name, one), changed) == [f"{name}.0.scale_fwd"]
 
 
 def _extra_state(name: str, state: object) -> object:
     """Return what is loaded if a checkpoint holds `state` as Transformer Engine stores it."""
     stream = io.BytesIO()
-    torch.save(torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8), stream)
+    torch.save([torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)], stream)
     return tensors._loaded(name, stream)
 
 

@@ -259,16 +259,16 @@ def _named_weights(model: Any) -> Iterator[tuple[str, Any]]:
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     unwrap = importlib.import_module("megatron.core.utils").unwrap_model
     for chunk in unwrap(model):
-        names = {}
         state = chunk.sharded_state_dict()
+        by_address = {}
         for entry in nested_values(state):
             if isinstance(getattr(entry, "data", None), torch.Tensor):
-                names[entry.data.data_ptr()] = entry.key
+                by_address[entry.data.data_ptr()] = entry.key
         for name, weight in chunk.named_parameters():
             if weight.requires_grad:
-                # The entry of an FP8 weight holds a copy in bf16.
-                by_name = getattr(state.get(name), "key", name)
-                yield names.get(weight.data_ptr(), by_name), weight
+                # An FP8 weight has no address, and its entry holds a copy in bf16.
+                key = getattr(state.get(name), "key", None) or by_address.get(weight.data_ptr(), name)
+                yield key, weight
 
 
 # --- The settings that concern a tensor -----------------------------------------------------------------------------

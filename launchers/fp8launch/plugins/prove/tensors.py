@@ -143,8 +143,16 @@ def _loaded(name: str, value: Any) -> Any:
         return value
     value.seek(0)
     content = torch.load(value, weights_only=False)
-    if "_extra_state" in name and isinstance(content, torch.Tensor) and content.numel():
-        # Transformer Engine stores the pickled state of FP8. Equal states can have different bytes, because pickle
-        # refers to an object that it has written before.
-        return pickle.loads(content.numpy().tobytes())
-    return content
+    return _state_of_fp8(content) if "_extra_state" in name else content
+
+
+def _state_of_fp8(stored: Any) -> Any:
+    """Return the state that Transformer Engine stores pickled, in a tensor of bytes.
+
+    The bytes of equal states can differ, because pickle refers to an object that it has written before.
+    """
+    if isinstance(stored, list):
+        return [_state_of_fp8(one) for one in stored]
+    if isinstance(stored, torch.Tensor) and stored.numel():
+        return pickle.loads(stored.numpy().tobytes())
+    return stored
