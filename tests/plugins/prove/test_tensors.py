@@ -50,22 +50,24 @@ def test_stored_objects_are_loaded() -> None:
     assert tensors._loaded("state", 7) == 7
 
 
-def test_states_of_fp8_are_the_same_by_their_values() -> None:
+@pytest.mark.parametrize("form", ["tensor", "stream"])
+def test_states_of_fp8_are_the_same_by_their_values(form: str) -> None:
+    name = "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2"
+
+    def loaded(state: object) -> object:
+        content = pickle.dumps(state)
+        whole = io.BytesIO(content) if form == "stream" else torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        stream = io.BytesIO()
+        torch.save([whole], stream)
+        return tensors._loaded(name, stream)
+
     once, twice = "recipe", "".join(["rec", "ipe"])
     one = {"names": [once, once], "scale_fwd": torch.ones(2)}
     other = {"names": [once, twice], "scale_fwd": torch.ones(2)}
     assert pickle.dumps(one) != pickle.dumps(other)
-    name = "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2"
-    assert tensors.differences(name, _extra_state(name, one), _extra_state(name, other)) == []
-    changed = _extra_state(name, {**other, "scale_fwd": torch.zeros(2)})
-    assert tensors.differences(name, _extra_state(name, one), changed) == [f"{name}.0.scale_fwd"]
-
-
-def _extra_state(name: str, state: object) -> object:
-    """Return what is loaded if a checkpoint holds `state` as Transformer Engine stores it."""
-    stream = io.BytesIO()
-    torch.save([torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)], stream)
-    return tensors._loaded(name, stream)
+    assert tensors.differences(name, loaded(one), loaded(other)) == []
+    changed = loaded({**other, "scale_fwd": torch.zeros(2)})
+    assert tensors.differences(name, loaded(one), changed) == [f"{name}.0.scale_fwd"]
 
 
 def test_only_streams_of_random_numbers_that_are_drawn_from_count() -> None:

@@ -147,12 +147,16 @@ def _loaded(name: str, value: Any) -> Any:
 
 
 def _state_of_fp8(stored: Any) -> Any:
-    """Return the state that Transformer Engine stores pickled, in a tensor of bytes.
+    """Return the state that Transformer Engine stores pickled, as a tensor of bytes or a stream.
 
     The bytes of equal states can differ, because pickle refers to an object that it has written before.
     """
     if isinstance(stored, list):
         return [_state_of_fp8(one) for one in stored]
-    if isinstance(stored, torch.Tensor) and stored.numel():
-        return pickle.loads(stored.numpy().tobytes())
-    return stored
+    if isinstance(stored, torch.Tensor):
+        content = stored.numpy().tobytes()
+    elif isinstance(stored, io.BytesIO):
+        content = stored.getvalue()
+    else:
+        return stored
+    return pickle.loads(content) if content else None
