@@ -1,22 +1,16 @@
-"""The pack as the tests see it: its recipes, the points of its studies, and Megatron's verdict on any of them."""
+"""The pack as the tests see it: its recipes, the points of its studies, and recipes of its parts."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8launch.check.resolved_run import ASSUMED_TE, installed_software
-from fp8launch.diagnostics import UserError
-from fp8launch.hardware.gpus import gpu
 from fp8launch.job.prepared import Prepared, prepare
-from fp8launch.plugins.validators.megatron_core import find_megatron
-from fp8launch.plugins.validators.verdicts import MegatronVerdict, Request, validate
 from fp8launch.recipe.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +18,7 @@ PACK = ROOT / "recipes"
 HEADLINE = sorted(PACK.glob("*.yaml"))
 PEERS = sorted((PACK / "peers").glob("*_*.yaml"))
 STUDIES = sorted((PACK / "studies").rglob("*.yaml"))
+MODELS = sorted(file.stem for file in (PACK / "models").glob("*.yaml") if file.stem != "tiny")
 
 
 def case(file: Path) -> Any:
@@ -47,37 +42,13 @@ def runs(file: Path) -> list[Prepared]:
     return [prepare(str(file), overrides, nodes) for overrides, nodes in points(file)]
 
 
-def request(prepared: Prepared) -> Request:
-    """What a job of this run would ask of Megatron, on the hardware and software that the recipe names."""
-    recipe = prepared.loaded.recipe
-    te = installed_software(prepared.loaded).transformer_engine
-    te_version = ".".join(map(str, te)) if te else ASSUMED_TE
-    return Request(
-        prepared.args.argv,
-        world_size=recipe.resources.world_size,
-        compute_capability=gpu(recipe.resources.gpu).capability,
-        te_version=None if recipe.resources.gpu == "cpu" else te_version,
-        env=recipe.environment,
-    )
+def recipe_of(parts: list[str], **sections: str) -> str:
+    """Return a recipe that combines parts of the pack."""
+    lines = [f"extends: [{', '.join(parts)}]", "name: combination", "batch: {micro: 1, sequence: 2048}"]
+    return "\n".join([*lines, *(f"{section}: {value}" for section, value in sections.items())]) + "\n"
 
 
-def verdicts(prepared: Sequence[Prepared]) -> list[MegatronVerdict]:
-    """The verdict of each run's own version of Megatron. Skips the test where one of them is not installed."""
-    found: dict[int, MegatronVerdict] = {}
-    for version in sorted({p.args.version for p in prepared}):
-        mine = [i for i, p in enumerate(prepared) if p.args.version == version]
-        answers = validate([request(prepared[i]) for i in mine], megatron_site(version))
-        found.update(zip(mine, answers, strict=True))
-    return [found[i] for i in range(len(prepared))]
-
-
-def megatron_site(version: str) -> Path:
-    for place in (os.environ.get("FP8LAUNCH_TEST_MEGATRON"), ROOT / ".cache" / "megatron"):
-        try:
-            if place and (found := find_megatron(version, Path(place))):
-                return found
-        except UserError:
-            continue
-    if found := find_megatron(version):
-        return found
-    pytest.skip(f"no megatron-core {version} in FP8LAUNCH_TEST_MEGATRON, in .cache/megatron or installed")
+def long_run(optimizer: str, data: str) -> str:
+    """Return a long run on H100 with these parts of the pack."""
+    parts = ["models/llama3_8b", "parts/pretrain", "parts/benchmark", "precision/tensorwise", "hardware/h100"]
+    return recipe_of([*parts, "images/nemo_26_06", "parts/long_run", f"optimizer/{optimizer}", f"data/{data}"])

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from published import listed_values
 
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.importer.argv import parse_argv
 
 TESTS = Path(__file__).parent
 RULES = ("schema", "megatron", "rules")
 
 # Llama-3 8B, current scaling, one node of H100.
 BASE: dict[str, Any] = {
-    **parse_argv((TESTS / "megatron/llama3_8b_fp8.args").read_text().split(), load_schema("0.19"))[0],
+    **listed_values(TESTS / "megatron/llama3_8b_fp8.args", load_schema("0.19")),
     "eval_interval": 1000,
 }
 SOFTWARE = {"megatron": "0.19", "transformer_engine": "2.20", "cuda": "13.0"}

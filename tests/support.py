@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from fp8launch.diagnostics import Problem, UserError
 from fp8launch.logs.open_log import open_log
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.schema import FlagSchema
-from fp8launch.plugins.importer.from_argv import effective_values
-from fp8launch.plugins.importer.from_values import recipe_from_values
 
 TESTS = Path(__file__).resolve().parent
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -62,11 +60,6 @@ def real_logs(kind: str) -> Path:
     return unpacked(TESTS / "data" / "logs.tar.xz", kind)
 
 
-def published_arguments() -> list[Path]:
-    """NVIDIA's published benchmark configurations as argument lists, NAME.args, by name."""
-    return sorted(unpacked(TESTS / "plugins" / "importer" / "data" / "published.tar.xz", "published").glob("*.args"))
-
-
 @functools.cache
 def unpacked(file: Path, name: str) -> Path:
     """One folder of an archive, unpacked into a place that goes with this process."""
@@ -96,12 +89,6 @@ def as_megatron_parses(values: Mapping[str, FlagValue], schema: FlagSchema) -> d
         assert flag is not None
         found[flag.dest] = value if flag.takes_value or flag.action == "boolean" else flag.const
     return found
-
-
-def recipe_from_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, Any], list[Problem]]:
-    """What `import` makes of an argument list."""
-    values, problems = effective_values(argv, schema)
-    return recipe_from_values(values, schema), problems
 
 
 SLURM = ("sbatch", "srun", "scontrol", "sinfo", "squeue", "sacct", "sacctmgr", "scancel")

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 from bad_sets import BAD
 from good_sets import GOOD
+from megatron_sites import UNPACKED
 from sets import RULES, Set
 
 from fp8launch.check.checker import CheckResult, check_all, schema_result
 from fp8launch.diagnostics import UserError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="session", autouse=True)
 def megatron() -> None:
-    unpacked = os.environ.get("FP8LAUNCH_TEST_MEGATRON") or REPOSITORY / ".cache" / "megatron"
-    if "FP8LAUNCH_MEGATRON" not in os.environ and Path(unpacked).is_dir():
-        os.environ["FP8LAUNCH_MEGATRON"] = str(unpacked)
+    if "FP8LAUNCH_MEGATRON" not in os.environ and UNPACKED.is_dir():
+        os.environ["FP8LAUNCH_MEGATRON"] = str(UNPACKED)
 
 
 def results(sets: dict[str, Set], folder: Path) -> dict[str, CheckResult]:

@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 
 import yaml
+from published import listed_values, published_arguments
 from sets import RULES, TESTS
-from support import published_arguments, recipe_from_argv
 
 from fp8launch.check.checker import check_all
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.importer.shell_interpreter import read_list
 
 PUBLISHED = published_arguments()
 SHIPPED = sorted((TESTS.parent / "recipes").glob("*.yaml"))
@@ -32,24 +31,20 @@ COMPLETED: dict[str, dict[str, object]] = {
 def published(path: Path, folder: Path) -> str:
     """A published set as a recipe for its own hardware: GPU and number from the file's name and first line."""
     text = path.read_text(encoding="utf-8")
-    recipe, problems = recipe_from_argv(read_list(text, path.name)[0], load_schema("0.19"))
-    assert problems == [], problems
+    values: dict[str, object] = {**listed_values(path, load_schema("0.19")), **COMPLETED.get(path.stem, {})}
     gpu = next(gpu for gpu in ("h100", "h200", "b200") if f"_{gpu}_" in path.stem)
     found = re.search(r"on (\d+) ", text.partition("\n")[0])
     gpus = int(found[1]) if found else 8
-    parallel = recipe.get("parallel", {})
     # As Megatron-Bridge launches them: one connection where Hopper splits tensors or contexts, many elsewhere.
-    split = gpu[0] == "h" and (parallel.get("tp", 1) > 1 or parallel.get("cp", 1) > 1)
-    recipe |= {
+    divided = any(values.get(f"{kind}_parallel_size", 1) != 1 for kind in ("tensor_model", "context"))
+    one_connection = gpu[0] == "h" and divided and not values.get("use_megatron_fsdp")
+    recipe = {
         "name": path.stem,
         "resources": {"gpu": gpu, "nodes": max(1, gpus // 8), "gpus_per_node": min(8, gpus)},
-        "env": {"CUDA_DEVICE_MAX_CONNECTIONS": 1 if split and not parallel.get("fsdp") else 32},
+        "env": {"CUDA_DEVICE_MAX_CONNECTIONS": 1 if one_connection else 32},
         "software": {"megatron": "0.19", "transformer_engine": "2.20", "cuda": "13.0"},
+        "megatron": {name: value for name, value in values.items() if value is not None},
     }
-    completed = COMPLETED.get(path.stem, {})
-    if "num_virtual_stages_per_pipeline_rank" in completed:
-        del parallel["vp"]
-    recipe["megatron"] = {**recipe.get("megatron", {}), **completed}
     file = folder / f"{path.stem}.yaml"
     file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return str(file)

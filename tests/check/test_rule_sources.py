@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from megatron_sites import megatron_site
 
 from fp8launch.check.rule import all_rules
 from fp8launch.check.rules.value_ranges import RANGES
 from fp8launch.megatron.schema import supported_versions
-from fp8launch.plugins.validators.megatron_core import NoMegatron, megatron_for, site_of
 
 # `experts:TEGroupedMLP.forward`, a module by the end of its name; then the releases, if it is not in all of them.
 SYMBOL = re.compile(r"(?<![\w./])([a-z_][\w.]*):([A-Za-z_]\w*(?:\.\w+)*)(?: \(since (\d\.\d+)\)|( of \d))?")
@@ -27,14 +27,6 @@ def symbols() -> Iterator[tuple[str, str, str, str | None]]:
         for module, name, since, of_old_releases in SYMBOL.findall(source):
             if not module.startswith("transformer_engine") and not of_old_releases:
                 yield code, module, name, since or None
-
-
-@functools.cache
-def folder(version: str) -> Path:
-    try:
-        return site_of(megatron_for(version)) / "megatron"
-    except NoMegatron as reason:
-        pytest.skip(str(reason))
 
 
 @functools.cache
@@ -58,7 +50,7 @@ def defines(module: ast.Module, name: str) -> bool:
 def files_of(module: str, version: str) -> list[Path]:
     """The files that a module's short name may mean."""
     end = module.replace(".", "/")
-    root = folder(version)
+    root = megatron_site(version) / "megatron"
     return [*root.rglob(f"{end}.py"), *root.rglob(f"{end}/__init__.py")]
 
 

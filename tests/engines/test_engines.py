@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support import only, refused
 
-from fp8launch.check.job_paths import job_paths
-from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.engines import by_name, names
 from fp8launch.engines.base import Entry
@@ -20,7 +18,6 @@ from fp8launch.job.script import process_command
 from fp8launch.job.shell_quoting import flag_lines
 from fp8launch.logs import dialects
 from fp8launch.megatron.arguments import words_of
-from fp8launch.plugins.validators.layer import request
 from fp8launch.submit.grid import Point, point_key
 
 Write = Callable[[str, str], str]
@@ -115,8 +112,6 @@ def test_a_script_gets_its_own_arguments_after_megatrons(recipe: Callable[[str],
     assert flag_lines(one.args.own) == ["--my-flag 3", "'--other=a b' -x -1"]
     assert words_of(job(one).arguments) == one.args.argv
     assert one.args.own_values == {"my_flag": "3", "other": ["a b", "-x", "-1"]}
-    # Megatron's parser refuses them, so its validators must not see them.
-    assert not set(own) & set(request(resolve_run(one), job_paths(one.loaded, Cluster())).argv)
 
 
 def test_own_arguments_are_there_on_a_resume_too(recipe: Callable[[str], Prepared]) -> None:

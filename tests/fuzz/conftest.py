@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sandbox import Sandbox
 
+from fp8launch.plugin_registry import SELECTION
 from fp8launch.schedulers.slurm import inventory, slurm_cli
 from fp8launch.submit import submission
 
@@ -39,7 +40,7 @@ def box(_watched: Sandbox) -> Iterator[Sandbox]:
     patch = pytest.MonkeyPatch()
     for name in ("home", "runs", "work", "tmp", "bin"):
         (_watched.root / name).mkdir(exist_ok=True)
-    for name in [n for n in os.environ if n.startswith(("XDG_", "SLURM", "FP8LAUNCH_"))]:
+    for name in [n for n in os.environ if n.startswith(("XDG_", "SLURM", "FP8LAUNCH_")) and n != SELECTION]:
         patch.delenv(name)
     patch.setenv("HOME", str(_watched.root / "home"))
     patch.setenv("FP8LAUNCH_RUNS", str(_watched.runs))

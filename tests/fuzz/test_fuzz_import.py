@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published import published_arguments
 from sandbox import Sandbox
-from support import published_arguments
 from wild import damaged, filled, share, texts
 
 pytestmark = pytest.mark.needs_plugin("importer")

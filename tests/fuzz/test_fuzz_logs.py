@@ -6,6 +6,7 @@ import functools
 import gzip
 import lzma
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sandbox import Sandbox
@@ -53,6 +54,7 @@ def test_logs(box: Sandbox, data: st.DataObject, verb: tuple[str, ...]) -> None:
     box(verb[0], *names, *verb[1:])
 
 
+@pytest.mark.needs_plugin("plots")
 @share(0.002)
 @given(data=st.data())
 def test_reports_as_html(box: Sandbox, data: st.DataObject) -> None:

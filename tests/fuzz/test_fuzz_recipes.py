@@ -162,7 +162,10 @@ def test_a_resolved_recipe_is_the_same_recipe(box: Sandbox, data: st.DataObject)
     assert again.loaded.recipe.environment == first.loaded.recipe.environment
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb",
+    [pytest.param(verb, marks=[pytest.mark.needs_plugin("diff")] if verb[0] == "diff" else []) for verb in VERBS],
+)
 def test_the_recipes_themselves(box: Sandbox, verb: tuple[str, ...]) -> None:
     """What is mutated does work."""
     assert box(verb[0], "tiny_cpu", *verb[1:])[0] == 0

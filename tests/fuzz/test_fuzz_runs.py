@@ -160,6 +160,7 @@ def active(page: Path) -> list[str]:
     return found.active
 
 
+@pytest.mark.needs_plugin("plots")
 @share(0.002)
 @given(data=st.data())
 def test_reports_as_html_of_hostile_names(box: Sandbox, data: st.DataObject) -> None:

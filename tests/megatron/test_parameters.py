@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import as_megatron_parses, published_arguments
+from published import listed_values, published_arguments
+from support import as_megatron_parses
 
 from fp8launch.megatron.architecture import architecture, division, stages
 from fp8launch.megatron.model_arithmetic import parse_layout
 from fp8launch.megatron.parameters import parameters
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.bridge.attributes import of_recipe
-from fp8launch.plugins.bridge.index import find
-from fp8launch.plugins.importer.argv import parse_argv
-from fp8launch.plugins.importer.shell_interpreter import read_list
 
 HERE = Path(__file__).parent
 PUBLISHED = published_arguments()[0].parent
@@ -37,9 +34,7 @@ LLAMA: dict[str, object] = {
 
 def by_attribute(path: Path) -> dict[str, object]:
     """A published argument list as Megatron's parser would store it."""
-    values, refused = parse_argv(read_list(path.read_text(encoding="utf-8"), path.name)[0], SCHEMA)
-    assert refused == []
-    return as_megatron_parses(values, SCHEMA)
+    return as_megatron_parses(listed_values(path, SCHEMA), SCHEMA)
 
 
 # --- published models: model cards and papers
@@ -265,19 +260,6 @@ def hybrid_case(seed: int) -> tuple[dict[str, object], dict[str, Any]]:
         "tied": tied, "pattern": pattern,
     }  # fmt: skip
     return args, real
-
-
-def test_nemotron_3_has_the_parameters_of_its_model_cards() -> None:
-    """Nano 31.6 B, 3.6 B of them active with the embedding; Super 120 B and 12 B, Ultra 550 B and 55 B, without MTP."""
-    found = {}
-    for name in ("nano_pretrain_8gpu_gb300", "super_pretrain_64gpu_gb300", "ultra_pretrain_256gpu_gb300"):
-        args = of_recipe(find(f"nemotron_3_{name}_fp8mx_config"))
-        found[name.partition("_")[0]] = parameters({**args, "mtp_hybrid_override_pattern": None}, 256)
-    assert found["nano"] and found["super"] and found["ultra"]
-    assert round(found["nano"].total / 1e9, 1) == 31.6 and round(found["nano"].active / 1e9, 1) == 3.6
-    assert found["super"].total == pytest.approx(120e9, rel=0.01) and 12e9 < found["super"].active < 13e9
-    assert found["ultra"].total == pytest.approx(550e9, rel=0.01)
-    assert found["ultra"].active == pytest.approx(55e9, rel=0.02)
 
 
 @pytest.mark.slow

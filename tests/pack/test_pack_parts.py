@@ -1,4 +1,4 @@
-"""Models have the published number of parameters, and any model goes with any precision, optimizer and data part."""
+"""Parts are what their names say, and models have the published number of parameters."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pack_support import HEADLINE, PACK, STUDIES, runs, verdicts
+from pack_support import HEADLINE, MODELS, PACK, STUDIES, long_run, recipe_of, runs
 
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.images import catalogue
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.hardware.quantization import precision_names
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.parameters import parameters
 from fp8launch.recipe.load import load_recipe
-
-MODELS = sorted(file.stem for file in (PACK / "models").glob("*.yaml") if file.stem != "tiny")
-BLACKWELL_ONLY = ("mxfp8", "nvfp4")
-
-
-def recipe_of(parts: list[str], **sections: str) -> str:
-    lines = [f"extends: [{', '.join(parts)}]", "name: combination", "batch: {micro: 1, sequence: 2048}"]
-    return "\n".join([*lines, *(f"{section}: {value}" for section, value in sections.items())]) + "\n"
 
 
 def header(model: str) -> str:
@@ -52,27 +43,10 @@ def test_a_model_names_its_source(model: str) -> None:
     assert re.search(r"Source: \S", header(model))
 
 
-def test_any_model_goes_with_any_precision(write: Callable[[str, str], str]) -> None:
-    prepared = []
-    for model in MODELS:
-        for precision in precision_names():
-            hardware = "hardware/b200" if precision in BLACKWELL_ONLY else "hardware/h100"
-            parts = [f"models/{model}", "parts/pretrain", f"precision/{precision}", hardware, "images/nemo_26_06"]
-            if "num_experts" in load_recipe(write("model.yaml", recipe_of(parts))).recipe.model:
-                parts.append("moe/alltoall")
-            prepared.append(prepare(write(f"{model}_{precision}.yaml", recipe_of(parts))))
-    for run, verdict in zip(prepared, verdicts(prepared), strict=True):
-        assert verdict.ok, (run.loaded.files[-1].name, verdict.stage, verdict.message)
-
-
 @pytest.mark.parametrize("data", sorted(f.stem for f in (PACK / "data").glob("*.yaml")))
 @pytest.mark.parametrize("optimizer", sorted(f.stem for f in (PACK / "optimizer").glob("*.yaml")))
-def test_optimizer_data_and_long_run_go_together(optimizer: str, data: str, write: Callable[[str, str], str]) -> None:
-    parts = ["models/llama3_8b", "parts/pretrain", "parts/benchmark", "precision/tensorwise", "hardware/h100"]
-    parts += ["images/nemo_26_06", "parts/long_run", f"optimizer/{optimizer}", f"data/{data}"]
-    run = prepare(write("one.yaml", recipe_of(parts)))
-    (verdict,) = verdicts([run])
-    assert verdict.ok, (verdict.stage, verdict.message)
+def test_a_long_run_loads_what_it_saves(optimizer: str, data: str, write: Callable[[str, str], str]) -> None:
+    run = prepare(write("one.yaml", long_run(optimizer, data)))
     assert run.args.values["save"] == run.args.values["load"] == "checkpoints"
     assert run.args.values["exit_signal_handler"] is True
 

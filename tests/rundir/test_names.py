@@ -160,26 +160,42 @@ def test_a_recipe_without_runs_says_so(site: Path) -> None:
     assert (problem.code, problem.fix) == ("no-run-yet", "fp8launch submit llama8b_fp8")
 
 
-def test_names_mean_the_same_in_every_folder(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The tutorial makes a folder of the recipe's name."""
+@pytest.fixture
+def places(site: Path, tmp_path: Path) -> list[Path]:
+    """An empty folder, and one with a folder of the recipe's name, which the tutorial makes."""
     made(site, "my_model-20261122-075613-aaaa", "my_model")
     made(site, "my_model-20261122-085613-bbbb", "my_model", hour=8)
     empty, folder = tmp_path / "elsewhere", tmp_path / "tutorial"
     empty.mkdir()
     (folder / "my_model").mkdir(parents=True)
     (folder / "my_model" / "config.json").write_text("{}")
-    for place in (empty, folder):
+    return [empty, folder]
+
+
+def test_names_mean_the_same_in_every_folder(
+    places: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in places:
         monkeypatch.chdir(place)
         for verb in ("check", "parse", "verify", "compare", "runs"):
             assert run([verb, "my_model"]) in (0, 1), (verb, capsys.readouterr())
-        assert run(["diff", "my_model", "tiny_cpu"]) == 0
-        assert run(["export", "my_model", "--to", "tensorboard", "--dir", str(tmp_path / "out")]) == 0
         capsys.readouterr()
         assert [one["run"][-4:] for one in as_json(capsys, "runs", "my_model")] == ["aaaa", "bbbb"]
     assert run(["compare", "./my_model"]) == 2
     assert "is not a run or a study and contains no *.log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("diff my_model tiny_cpu", marks=pytest.mark.needs_plugin("diff")),
+        pytest.param("export my_model --to tensorboard --dir out", marks=pytest.mark.needs_plugin("export")),
+    ],
+)
+def test_names_mean_the_same_to_plugins(places: list[Path], monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    for place in places:
+        monkeypatch.chdir(place)
+        assert run(words.split()) == 0
 
 
 def test_a_log_folder_of_a_name_needs_a_slash(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from fp8launch import plugin_registry
 from fp8launch.logs import open_log
-from fp8launch.plugins.importer import shell_commands
 from fp8launch.recipe import yaml_source
 
 Say = Callable[..., tuple[int, str, str]]
@@ -66,10 +65,9 @@ def test_runs_are_readable_for_others_and_the_diff_is_not(say: Say, home: Path, 
 
 
 def test_the_stated_sizes_are_those_of_the_code() -> None:
-    log, script, words = re.findall(r"(\d+) (?:GiB|MiB)", PAGE)[:3]
+    log, script = re.findall(r"(\d+) (?:GiB|MiB)", PAGE)[:2]
     assert int(log) << 30 == open_log.MAX_UNPACKED
     assert int(script) << 20 == yaml_source.MAX_BYTES
-    assert int(words) << 20 == shell_commands._MAX_SIZE
 
 
 # What every program here imports early, or by a name that a folder of data may well have.

@@ -20,7 +20,6 @@ from fp8launch.job.build_job import plan
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.accelerate import engine
 from fp8launch.plugins.accelerate.engine import READ
-from fp8launch.plugins.tune.candidates import Prediction, predict
 from fp8launch.rundir.run_dir import create_run_folder
 from fp8launch.schedulers.slurm.batch_script import batch_script
 
@@ -55,9 +54,15 @@ def test_comparisons_know_how_it_is_sharded(sharding: str) -> None:
 def test_memory_and_speed_are_not_estimated() -> None:
     """Megatron's models of them would come with an accuracy that nobody has measured for Accelerate."""
     assert "memory  not estimated for this run" in summary(prepare(PEER))
-    assert predict(prepare(PEER)) == Prediction()
     crowded = prepare(PEER, ["batch.micro=8"])
     assert not list(memory.problems(resolve_run(crowded)))
+
+
+@pytest.mark.needs_plugin("tune")
+def test_tuning_predicts_nothing() -> None:
+    from fp8launch.plugins.tune.candidates import Prediction, predict
+
+    assert predict(prepare(PEER)) == Prediction()
 
 
 def test_one_option_turns_it_to_bf16() -> None:

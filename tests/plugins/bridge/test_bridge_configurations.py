@@ -22,7 +22,6 @@ import pytest
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.bridge.fields import attribute_of
-from fp8launch.plugins.diff.differences import differences
 
 TOOL = Path(__file__).parents[3] / "tools" / "bridge_configuration.py"
 MODULE = runpy.run_path(str(TOOL))
@@ -106,8 +105,11 @@ def unequal(bridge: Mapping[str, Any], pack: Mapping[str, Any]) -> Iterator[tupl
                 yield name, a.get(field, DEFAULT), b.get(field, DEFAULT)
 
 
+@pytest.mark.needs_plugin("diff")
 @pytest.mark.parametrize("name", TWINS)
 def test_diff_says_what_differs_between_the_built_configurations(name: str, theirs: Any, ours: Any) -> None:
+    from fp8launch.plugins.diff.differences import differences
+
     twin = TWINS[name]
     found = differences(prepare(f"bridge:{name}"), prepare(twin, MEGATRON), load_cluster(None))
     said = {one.name for one in found if one.part == "arguments"}

@@ -210,7 +210,13 @@ def test_bridges_own_runner_has_a_default_for_bf16() -> None:
         (LLAMA, ["megatron.lr=1"], "key-of-other-engine", "SECTION.FIELD"),
         (LLAMA, ["parallel.fsdp=megatron"], "key-of-other-engine", "ddp"),
         (LLAMA, ["engine=megatron_lm"], "key-of-other-engine", "engine: bridge"),
-        (LLAMA, ["launch.profile_iteration=3"], "no-such-evidence", "kernel profile"),
+        pytest.param(
+            LLAMA,
+            ["launch.profile_iteration=3"],
+            "no-such-evidence",
+            "kernel profile",
+            marks=pytest.mark.needs_plugin("measure"),
+        ),
         (LLAMA, ["train.iterations=5", "train.train_iters=6"], "flag-set-twice", "keep train.iterations"),
     ],
 )

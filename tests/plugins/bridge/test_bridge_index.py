@@ -9,6 +9,8 @@ import pytest
 from support import only, refused
 
 from fp8launch.cli import run
+from fp8launch.megatron.parameters import parameters
+from fp8launch.plugins.bridge.attributes import of_recipe
 from fp8launch.plugins.bridge.index import BridgeRecipe, find, recipes_of, releases, select
 from fp8launch.plugins.bridge.published import recipe_of, rows, rows_of, unattributed, why_unattributed
 
@@ -203,3 +205,16 @@ def test_the_pack_is_filtered_too(capsys: pytest.CaptureFixture[str], home: obje
     assert "deepseek_v3_mxfp8_gb200" in shown and "llama8b" not in shown
     assert run(["recipes", "--gpu", "gb200", "--model", "nothing"]) == 0
     assert "fits these filters" in capsys.readouterr().err
+
+
+def test_nemotron_3_has_the_parameters_of_its_model_cards() -> None:
+    """Nano 31.6 B, 3.6 B of them active with the embedding; Super 120 B and 12 B, Ultra 550 B and 55 B, without MTP."""
+    found = {}
+    for name in ("nano_pretrain_8gpu_gb300", "super_pretrain_64gpu_gb300", "ultra_pretrain_256gpu_gb300"):
+        args = of_recipe(find(f"nemotron_3_{name}_fp8mx_config"))
+        found[name.partition("_")[0]] = parameters({**args, "mtp_hybrid_override_pattern": None}, 256)
+    assert found["nano"] and found["super"] and found["ultra"]
+    assert round(found["nano"].total / 1e9, 1) == 31.6 and round(found["nano"].active / 1e9, 1) == 3.6
+    assert found["super"].total == pytest.approx(120e9, rel=0.01) and 12e9 < found["super"].active < 13e9
+    assert found["ultra"].total == pytest.approx(550e9, rel=0.01)
+    assert found["ultra"].active == pytest.approx(55e9, rel=0.02)

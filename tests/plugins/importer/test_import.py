@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flag_values import SIDE_EFFECTS, flag_values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import as_megatron_parses, published_arguments, recipe_from_argv
+from published import published_arguments
+from support import as_megatron_parses
 
-from fp8launch.diagnostics import UserError
+from fp8launch.diagnostics import Problem, UserError
 from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.flag_map import CHOICES, FIELDS
 from fp8launch.megatron.flag_problems import emit_argv
 from fp8launch.megatron.schema import FlagSchema, load_schema, supported_versions
 from fp8launch.plugins.importer.argv import parse_argv
-from fp8launch.plugins.importer.from_argv import import_text
+from fp8launch.plugins.importer.from_argv import effective_values, import_text
+from fp8launch.plugins.importer.from_values import recipe_from_values
 from fp8launch.plugins.importer.shell_interpreter import read_list
 from fp8launch.recipe.load import load_recipe
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
-
-sys.path.append(str(Path(__file__).parents[2] / "megatron"))
-from flag_values import SIDE_EFFECTS, flag_values
 
 DATA = Path(__file__).with_name("data")
 PUBLISHED = published_arguments()
@@ -46,6 +45,12 @@ def back(text: str, folder: Path, schema: FlagSchema = SCHEMA) -> dict[str, Flag
     values, problems = parse_argv(MegatronLM().translate(load_recipe(str(file))).argv, schema)
     assert problems == []
     return values
+
+
+def recipe_from_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the recipe that `import` makes of an argument list, and what it reports."""
+    values, problems = effective_values(argv, schema)
+    return recipe_from_values(values, schema), problems
 
 
 def section(argv: Sequence[str], name: str) -> Any:

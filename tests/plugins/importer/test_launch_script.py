@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fp8launch.diagnostics import Problem, UserError
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.importer import shell_commands
 from fp8launch.plugins.importer.from_argv import import_text
 from fp8launch.plugins.importer.launch_script import read_launch
 from fp8launch.plugins.importer.shell_interpreter import read_list, read_script
@@ -379,3 +381,9 @@ def test_lists_in_every_form(text: str) -> None:
 def test_variables_in_a_list_are_told() -> None:
     assert argv("--bf16 --lr $LR") == ["--bf16"]
     assert told("--bf16\n--lr $LR") == ["job.sh:2: `--lr $LR` is omitted: $LR of line 2 is not set in the script"]
+
+
+def test_the_stated_size_is_that_of_the_code() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
+    stated = re.search(r"a launch script may have 1 MiB and expand to (\d+) MiB", page)
+    assert stated is not None and int(stated[1]) << 20 == shell_commands._MAX_SIZE

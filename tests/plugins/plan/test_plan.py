@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge_recipes import arguments_of
 from fp8launch.cli import run
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.activations import offloaded_layers
 from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
-from fp8launch.plugins.bridge.attributes import of_recipe
-from fp8launch.plugins.bridge.index import find, recipes_of
 from fp8launch.plugins.plan.change import Target
 from fp8launch.plugins.plan.divisions import divisions
 from fp8launch.plugins.plan.inputs import base_of, source_of, target_of
@@ -316,8 +315,9 @@ def test_estimate_predicts_a_hybrid_of_bridge(capsys: pytest.CaptureFixture[str]
     assert "fp8-experts-slower" not in capsys.readouterr().err
 
 
+@pytest.mark.needs_plugin("bridge")
 def test_layouts_of_a_hybrid_are_those_that_its_layers_allow() -> None:
-    args = dict(of_recipe(find("nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config")))
+    args = arguments_of("nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config")
     known = speeds(gpu("gb300"))
     assert known is not None
     target = Target(64, 512, gpu("gb300"), known)
@@ -376,7 +376,7 @@ def test_a_recipe_of_bridge_is_planned_in_its_own_words(name: str, gpus: str, as
     found = ask("plan", f"bridge:{name}", "--gpus", gpus, "--top", "3", "--write", str(file))
     assert len(found) == 3
     for layout in found:
-        assert f"batch.global={recipes_of('0.6.0')[name].global_batch}" in layout["overrides"]
+        assert f"batch.global={arguments_of(name)['global_batch_size']}" in layout["overrides"]
         words = [part for word in layout["overrides"] for part in ("--set", word)]
         again = ask("estimate", f"bridge:{name}", *words)
         assert again["predicted"] == layout["predicted"]
@@ -457,7 +457,7 @@ def test_bridges_switch_of_offloading_is_set_and_read(ask: Ask) -> None:
     best = _words(ask("plan", "bridge:llama3_70b_pretrain_64gpu_gb200_fp8cs_config", "--top", "1")[0])
     assert best["model.cpu_offloading"] == "true" and int(best["model.cpu_offloading_num_layers"]) > 30
     # 95 layers, of which the switch offloads none.
-    attributes = of_recipe(find("gpt_oss_20b_pretrain_8gpu_b300_fp8mx_config"))
+    attributes = arguments_of("gpt_oss_20b_pretrain_8gpu_b300_fp8mx_config")
     assert attributes["cpu_offloading_num_layers"] == 95 and not offloaded_layers(attributes)
 
 

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bridge_recipes import arguments_of
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.hardware.gpus import GPUS, gpu
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.memory import estimate
 from fp8launch.megatron.parameters import parameters
-from fp8launch.plugins.bridge.attributes import of_recipe
-from fp8launch.plugins.bridge.index import find
 from fp8launch.plugins.plan.collectives import Group, exchange, gather, rotate, send
 from fp8launch.plugins.plan.speeds import DEVICES, Links, speeds
 from fp8launch.plugins.plan.step_time import StepTime, step_time
@@ -155,12 +154,13 @@ def test_small_experts_wait_for_the_host_and_graphs_of_the_whole_step_free_them(
 
 def nano(**changes: Any) -> StepTime:
     """Nemotron 3 Nano as published, with layer graphs around its experts."""
-    args = {**of_recipe(find("nemotron_3_nano_pretrain_8gpu_gb200_fp8mx_config")), **changes}
+    args = {**arguments_of("nemotron_3_nano_pretrain_8gpu_gb200_fp8mx_config"), **changes}
     step = step_time(args, 8, 512, gpu("gb200"))
     assert step is not None
     return step
 
 
+@pytest.mark.needs_plugin("bridge")
 def test_layer_graphs_leave_a_wait_behind_the_routing_unless_sizes_are_fixed() -> None:
     """The host launches faster than the GPU runs, but for what it launches once it knows the routing."""
     assert term(nano(), "host") > 0
@@ -170,6 +170,7 @@ def test_layer_graphs_leave_a_wait_behind_the_routing_unless_sizes_are_fixed() -
     assert term(nano(micro_batch_size=8), "host") == 0
 
 
+@pytest.mark.needs_plugin("bridge")
 def test_recomputed_experts_wait_for_the_routing_twice() -> None:
     again = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
     assert term(nano(**again), "host") == pytest.approx(2 * term(nano(), "host"))
@@ -263,8 +264,9 @@ def test_a_mamba_layer_has_its_products_and_its_scan() -> None:
     assert {t.name: t for t in divided.terms}["Mamba scan"].ms == pytest.approx(one["Mamba scan"].ms)
 
 
+@pytest.mark.needs_plugin("bridge")
 def test_published_hybrids_are_predicted_with_their_uncertainty() -> None:
-    args = of_recipe(find("nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config"))
+    args = arguments_of("nemotron_3_super_pretrain_64gpu_gb300_fp8mx_config")
     step = step_time(args, 64, 512, gpu("gb300"))
     # Published: 9,856 tokens/s/GPU (docs/performance-summary.md, 26.08).
     assert step is not None and abs(step.tokens_per_s_per_gpu / 9856 - 1) < step.uncertainty < 0.3

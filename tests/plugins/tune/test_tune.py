@@ -18,7 +18,6 @@ from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.injob.local_job import LOCAL_RUN, processes_with
 from fp8launch.job.prepared import prepare
-from fp8launch.plugins.diff.differences import differences
 from fp8launch.plugins.tune import candidates
 from fp8launch.plugins.tune.knobs import knobs
 from fp8launch.recipe.load import read_recipe
@@ -112,8 +111,11 @@ def test_a_recipe_of_bridge_is_tuned_by_its_own_fields(home: Path, capsys: pytes
     assert not any(key.startswith("megatron.") for key in keys)
 
 
+@pytest.mark.needs_plugin("diff")
 @pytest.mark.parametrize("name", ["llama8b_fp8_h200x2", "qwen3_30b_a3b_tensorwise_h100", "llama70b_tensorwise_h100"])
 def test_a_knob_that_keeps_numerics_changes_none_by_the_word_of_diff(name: str, home: Path) -> None:
+    from fp8launch.plugins.diff.differences import differences
+
     source = read_recipe(name)
     base = candidates.base_of(name, source, (), None, None)
     found = candidates.begin(base, list(knobs().values()), Cluster(), print)

@@ -1,4 +1,4 @@
-"""Runs and releases of Megatron-Core that tests of the core use as well."""
+"""Runs of the core's rules, and the releases of Megatron-Core that the suite has."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from megatron_parser import real_parser as real_parser
+from megatron_sites import UNPACKED
+from megatron_sites import minor as minor
+from megatron_sites import site as site
 
 TESTS = Path(__file__).parents[2]
-sys.path += [str(TESTS / "check"), str(TESTS / "megatron")]
-
-from megatron_sites import minor as minor  # noqa: E402
-from megatron_sites import site as site  # noqa: E402
+sys.path.append(str(TESTS / "check"))  # bad_sets
 
 
 @pytest.fixture(scope="session", autouse=True)
 def megatron() -> None:
-    unpacked = os.environ.get("FP8LAUNCH_TEST_MEGATRON") or TESTS.parent / ".cache" / "megatron"
-    if "FP8LAUNCH_MEGATRON" not in os.environ and Path(unpacked).is_dir():
-        os.environ["FP8LAUNCH_MEGATRON"] = str(unpacked)
+    if "FP8LAUNCH_MEGATRON" not in os.environ and UNPACKED.is_dir():
+        os.environ["FP8LAUNCH_MEGATRON"] = str(UNPACKED)

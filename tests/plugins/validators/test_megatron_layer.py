@@ -9,13 +9,16 @@ import pytest
 import yaml
 from sets import BF16, RULES, Set
 
-from fp8launch.check.checker import CheckResult, by_place, check, check_all
+from fp8launch.check.checker import LAYERS, CheckResult, by_place, check, check_all
+from fp8launch.check.job_paths import job_paths
 from fp8launch.check.phases import CODES
+from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.validators import megatron_core
+from fp8launch.plugins.validators.layer import request
 
 POISON = {"checkpoint_activations": True}
 DESCRIPTION = {
@@ -113,3 +116,52 @@ def test_problems_are_sorted_by_severity_and_place() -> None:
         Problem("error", "c", "m", "x.yaml:3"), Problem("error", "d", "m"), Problem("warning", "e", "m", "x.yaml"),
     ]  # fmt: skip
     assert [p.code for p in sorted(problems, key=by_place)] == ["d", "c", "b", "e", "a"]
+
+
+def test_megatron_points_at_the_line_that_it_speaks_of(tmp_path: Path) -> None:
+    [result] = checked([Set({"max_position_embeddings": 4096})], tmp_path)
+    [problem] = result.problems
+    path, _, line = str(problem.where).rpartition(":")
+    assert "max_position_embeddings: 4096" in Path(path).read_text().splitlines()[int(line) - 1]
+    assert "max_position_embeddings (4096)" in problem.message
+    assert problem.fix == "set `model: {max_position_embeddings: 8192}`, or lower batch.sequence"
+
+
+def test_a_misleading_message_is_put_right(tmp_path: Path) -> None:
+    [result] = checked([Set({"eval_global_batch_size": 12})], tmp_path)
+    [problem] = result.problems
+    assert "eval_global_batch_size" in str(problem.fix)
+    assert "Megatron rejects" not in problem.message
+
+
+def test_every_layer_says_whether_it_looked(tmp_path: Path) -> None:
+    layers = check(Set(BF16).prepare(tmp_path)).layers
+    assert tuple(layers) == LAYERS
+    assert {name: state for name, state in layers.items() if state != "ran"} == {}
+    [some] = checked([Set()], tmp_path)
+    assert some.layers["machine"] == "not run: not requested"
+
+
+def test_runs_of_several_versions_are_checked_in_one_call(tmp_path: Path) -> None:
+    cases = {
+        "new": Set(),
+        "old": Set(software={"megatron": "0.17"}),
+        "old and bad": Set({"min_lr": 1.0}, software={"megatron": "0.17"}),
+        "new and bad": Set({"min_lr": 1.0}),
+    }
+    found = check_all([case.prepare(tmp_path, name) for name, case in cases.items()], layers=RULES)
+    assert [result.ok for result in found] == [True, True, False, False]
+
+
+def test_arguments_that_are_not_megatrons_do_not_reach_its_validators(tmp_path: Path) -> None:
+    """Megatron's parser would refuse flags of a script, and anything in launch.arguments."""
+    recipe = tmp_path / "r.yaml"
+    for launch in (
+        "launch: {script: /m/pretrain_vlm.py}\nmegatron: {dataloader_seq_length: 64}",
+        "launch: {script: /m/train.py, arguments: [--my-flag, 3, --other=a b, -x, -1]}",
+    ):
+        recipe.write_text(f"extends: tiny_cpu\nname: r\n{launch}\n", encoding="utf-8")
+        one = prepare(str(recipe))
+        asked = request(resolve_run(one), job_paths(one.loaded, Cluster())).argv
+        own = {"--dataloader-seq-length", "--my-flag", "3", "--other=a b", "-x", "-1"}
+        assert own & set(one.args.argv) and not own & set(asked)

@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 from megatron_sites import megatron_site
+from published import listed_values
 
 from fp8launch.diagnostics import MACHINE_LACKS, UserError
 from fp8launch.megatron.flag_problems import check_values, emit_argv
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.importer.argv import parse_argv
 from fp8launch.plugins.validators import validate_worker
 from fp8launch.plugins.validators.megatron_core import cache_folder, find_megatron, megatron_version
 from fp8launch.plugins.validators.verdicts import MegatronVerdict, Request, validate
 
 # Llama-3 8B, FP8 current scaling, one node: it passes everything.
-BASE = (Path(__file__).parents[2] / "megatron" / "llama3_8b_fp8.args").read_text().split()
+BASE_FILE = Path(__file__).parents[2] / "megatron" / "llama3_8b_fp8.args"
+BASE = BASE_FILE.read_text().split()
 ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
@@ -40,7 +41,7 @@ class Case:
     def request(self, minor: str, with_args: bool = False) -> Request | None:
         """None where this version of Megatron lacks a flag or choice."""
         schema = load_schema(minor)
-        values = {**parse_argv(BASE, schema)[0], **self.change}
+        values = {**listed_values(BASE_FILE, schema), **self.change}
         if check_values(values, schema):
             return None
         request = Request(emit_argv(values, schema), world_size=8, compute_capability=(9, 0), te_version="2.20")

@@ -73,15 +73,3 @@ def test_a_recipe_runs_what_its_figure_ran(file: Path) -> None:
     assert differ == STATED.get(file.stem, set())
     stages = bridge.get("num_virtual_stages_per_pipeline_rank") or 1
     assert mine.layout.vp == stages
-
-
-@pytest.mark.parametrize("file", HEADLINE, ids=name_of)
-def test_norms_leave_room_for_the_dispatcher(file: Path) -> None:
-    """20 multiprocessors with DeepEP and HybridEP, else 16 (scripts/performance/perf_plugins.py of Bridge 0.5.0)."""
-    one = prepare(str(file))
-    if one.loaded.recipe.resources.gpu == "cpu":
-        return
-    flex = one.args.attributes.get("moe_token_dispatcher_type") == "flex"
-    for direction in ("FWD", "BWD"):
-        margin = one.loaded.recipe.environment[f"NVTE_{direction}_LAYERNORM_SM_MARGIN"]
-        assert margin == ("20" if flex else "16"), direction
