@@ -12,6 +12,8 @@ import pytest
 from launching import ROOT, Site
 from support import wait_for
 
+pytestmark = pytest.mark.needs_plugin("data")
+
 KILLED = [sys.executable, str(ROOT / "tests/killed_launcher.py")]
 
 

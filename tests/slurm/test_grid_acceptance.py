@@ -15,7 +15,12 @@ NODES, RATES, REPEATS = (1, 2), ("0.01", "0.02", "0.03"), 2
 POINTS = len(NODES) * len(RATES) * REPEATS
 
 
-@pytest.fixture(params=["submitit", "nemo-run"])
+@pytest.fixture(
+    params=[
+        pytest.param("submitit", marks=pytest.mark.needs_plugin("submitit")),
+        pytest.param("nemo-run", marks=pytest.mark.needs_plugin("nemo_run")),
+    ]
+)
 def backend(request: pytest.FixtureRequest, slurm: Cluster, tmp_path: Path) -> tuple[Site, list[str]]:
     """The site, and what chooses the backend on it."""
     if request.param == "submitit":

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from launching import ROOT, Site
+
+pytestmark = pytest.mark.needs_plugin("init")
 
 
 def profile_of(site: Site, name: str = "default") -> Path:

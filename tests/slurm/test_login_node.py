@@ -16,6 +16,8 @@ from cluster.processes import until
 from launching import ROOT, Site, sets
 from login_node import LoginNode, why_no_sshd
 
+pytestmark = pytest.mark.needs_plugin("ssh")
+
 
 class Laptop(Site):
     """No Slurm, no runs, another home; `node` is the login node, whose runs are in `runs`."""
@@ -73,7 +75,7 @@ def test_a_run_from_submission_to_its_numbers(laptop: Laptop) -> None:
     assert not (laptop.folder / "home" / "fp8launch-runs").exists()
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=pytest.mark.needs_plugin("submitit"))])
 def test_a_failure_and_a_cancellation_come_back(laptop: Laptop, backend: str) -> None:
     failing = laptop.at(
         "submit", "recipes/tiny_cpu.yaml", "--backend", backend, *laptop.program("raise SystemExit(7)"), "--wait"

@@ -9,12 +9,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from login_node import LoginNode, why_no_sshd
 
 from fp8launch.cluster.profile import Login
-from fp8launch.plugins.ssh import ssh
+
+pytestmark = pytest.mark.needs_plugin("ssh")
 
 NASTY = [
     "a b", "'\"'", "\\\\ \\' \\", "!! !x", "$(echo no) `echo no` $HOME", "\n\n", "*", "~", "", "-n", "é", "{a,b}", "%x",
@@ -67,17 +69,24 @@ def node(request: pytest.FixtureRequest) -> Iterator[LoginNode]:
 
 
 @pytest.fixture
-def login(node: LoginNode, monkeypatch: pytest.MonkeyPatch) -> Login:
+def ssh() -> Any:
+    from fp8launch.plugins.ssh import ssh
+
+    return ssh
+
+
+@pytest.fixture
+def login(node: LoginNode, ssh: Any, monkeypatch: pytest.MonkeyPatch) -> Login:
     monkeypatch.setattr(ssh, "_sockets", lambda: None)
     return Login(host="login", config=str(node.folder / "ssh_config"))
 
 
-def test_words_arrive_in_every_shell(login: Login, node: LoginNode, capfd: pytest.CaptureFixture[str]) -> None:
+def test_words_arrive_in_every_shell(ssh: Any, login: Login, capfd: pytest.CaptureFixture[str]) -> None:
     assert ssh.run_there(login, ["sh", "-c", 'printf "%s\\0" "$@"', "sh", *NASTY]) == 0
     assert capfd.readouterr().out.split("\0")[:-1] == NASTY
 
 
-def test_files_arrive_and_are_the_user_s_alone(login: Login, node: LoginNode) -> None:
+def test_files_arrive_and_are_the_user_s_alone(ssh: Any, login: Login, node: LoginNode) -> None:
     files = {"0-a.yaml": "name: a\n", "cluster.yaml": "é: '$(x)'\n"}
     folder = ssh.put(login, files)
     assert {path.name: path.read_text() for path in folder.iterdir()} == files
@@ -86,9 +95,7 @@ def test_files_arrive_and_are_the_user_s_alone(login: Login, node: LoginNode) ->
     assert folder.owner() != "root"
 
 
-def test_secrets_arrive_and_are_on_no_command_line(
-    login: Login, node: LoginNode, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_secrets_arrive_and_are_on_no_command_line(ssh: Any, login: Login, capfd: pytest.CaptureFixture[str]) -> None:
     """The program there prints its variable and every command line that it can see."""
     value = "s3cret-Va1ue!'\"$(x)\n`y`"
     look = 'printf "%s\\0" "$MY_TOKEN"; cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\\0" " "'
@@ -99,5 +106,5 @@ def test_secrets_arrive_and_are_on_no_command_line(
     assert "s3cret" not in lines
 
 
-def test_the_exit_status_is_the_command_s(login: Login, node: LoginNode) -> None:
+def test_the_exit_status_is_the_command_s(ssh: Any, login: Login) -> None:
     assert ssh.run_there(login, ["sh", "-c", "exit 7"]) == 7

@@ -11,15 +11,16 @@ from cluster import Image
 from launching import ROOT, TWO_BY_TWO, Site, from_weights, losses, sets
 
 pytestmark = pytest.mark.train
+SUBMITIT = pytest.mark.needs_plugin("submitit")
 
 
 @pytest.mark.parametrize(
     ("backend", "split", "mode"),
     [
         ("sbatch", "parallel.tp=2", "srun"),
-        ("submitit", "parallel.tp=2", "torchrun"),
+        pytest.param("submitit", "parallel.tp=2", "torchrun", marks=SUBMITIT),
         ("sbatch", "parallel.pp=2", "torchrun"),
-        ("submitit", "parallel.pp=2", "srun"),
+        pytest.param("submitit", "parallel.pp=2", "srun", marks=SUBMITIT),
     ],
 )
 def test_two_nodes_train_as_one_process(
@@ -56,7 +57,7 @@ def test_cancel_ends_the_job_and_says_so(site: Site) -> None:
     assert "has already ended" in site.run("cancel", run).stderr
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=SUBMITIT)])
 def test_a_failing_job_keeps_its_exit_status(site: Site, backend: str) -> None:
     script = site.folder / "fails.py"
     script.write_text("import sys\nprint('about to fail', flush=True)\nsys.exit(7)\n")
@@ -95,7 +96,7 @@ def test_a_time_limit_is_reported(site: Site) -> None:
     assert site.state(run)["state"] == "timeout"
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=SUBMITIT)])
 def test_a_missing_partition_never_reaches_slurm(site: Site, backend: str) -> None:
     profile = site.folder / "site.yaml"
     profile.write_text("partition: nonesuch\n")
@@ -106,7 +107,7 @@ def test_a_missing_partition_never_reaches_slurm(site: Site, backend: str) -> No
     assert site.slurm.run("squeue", "-h").stdout == ""
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=SUBMITIT)])
 def test_a_refusal_is_reported_in_slurms_words(site: Site, backend: str) -> None:
     """The check cannot know everything: here an option that sbatch alone understands."""
     profile = site.folder / "site.yaml"
@@ -133,7 +134,8 @@ def test_the_shipped_script_runs_by_plain_sbatch(site: Site) -> None:
     assert (report["status"], report["iterations"]) == ("ok", 20)
 
 
-def test_values_reach_the_processes_byte_for_byte(site: Site) -> None:
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=SUBMITIT)])
+def test_values_reach_the_processes_byte_for_byte(site: Site, backend: str) -> None:
     """Through sbatch, the script and srun; nothing of them is executed."""
     canary = site.folder / "canary"
     nasty = f"a b'c\" $(touch {canary}) `touch {canary}`; touch {canary} #\n\\n,%j é"
@@ -149,18 +151,15 @@ def test_values_reach_the_processes_byte_for_byte(site: Site) -> None:
         f"extends: [{ROOT}/recipes/tiny_cpu]\nenv: {{NASTY: {quoted}}}\nsecrets: [HF_TOKEN]\n"
         f"launch: {{script: {script}}}\nmegatron: {{data_cache_path: {quoted}}}\n"
     )
-    for backend in ("sbatch", "submitit"):
-        done = site.run("submit", str(recipe), "--backend", backend, "--wait", HF_TOKEN="hush-hush")
-        assert done.returncode == 0, done.stderr
-        run = done.stdout.split()[-1]
-        log = site.run("logs", run).stdout
-        seen = json.loads(log[log.index("SEEN ") + 5 :].splitlines()[0])
-        assert seen == [nasty, nasty, "hush-hush"]
-        assert not canary.exists()
-        written = b"".join(
-            p.read_bytes() for p in (site.runs / run).rglob("*") if p.is_file() and p.parent.name != "logs"
-        )
-        assert b"hush-hush" not in written
+    done = site.run("submit", str(recipe), "--backend", backend, "--wait", HF_TOKEN="hush-hush")
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.split()[-1]
+    log = site.run("logs", run).stdout
+    seen = json.loads(log[log.index("SEEN ") + 5 :].splitlines()[0])
+    assert seen == [nasty, nasty, "hush-hush"]
+    assert not canary.exists()
+    written = b"".join(p.read_bytes() for p in (site.runs / run).rglob("*") if p.is_file() and p.parent.name != "logs")
+    assert b"hush-hush" not in written
 
 
 def test_a_job_inside_a_job_inherits_no_slurm_variables(site: Site) -> None:

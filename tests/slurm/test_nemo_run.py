@@ -18,6 +18,8 @@ from cluster import Cluster, Image
 from cluster.processes import until
 from launching import ROOT, TWO_BY_TWO, Site, from_weights, losses, sets
 
+pytestmark = pytest.mark.needs_plugin("nemo_run")
+
 PYTHON = ROOT / ".cache" / "nemo_run" / "bin" / "python"
 INSTALL = f"python -m venv {PYTHON.parents[1].relative_to(ROOT)}, then its pip install -e '.[nemo-run]' (500 MB)"
 

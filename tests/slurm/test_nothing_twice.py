@@ -372,7 +372,7 @@ def row(what: str, seen: str) -> None:
             table.write(f"| {what} | 1 | 0 | 0 | {seen} |\n")
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=pytest.mark.needs_plugin("submitit"))])
 @pytest.mark.parametrize("points", [1, 3])
 def test_a_site_that_replaces_comments_has_no_second_job(launchers: Launchers, backend: str, points: int) -> None:
     """The launcher dies after sbatch, and the comment that held the key of its submission is gone."""

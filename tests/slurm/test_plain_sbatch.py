@@ -61,6 +61,8 @@ def watched(site: Site, name: str, until: str) -> str:
     return seen
 
 
+@pytest.mark.needs_plugin("archive")
+@pytest.mark.needs_plugin("watch")
 @pytest.mark.slow
 def test_the_folder_is_a_run_like_any_other(
     site: Site, tmp_path: Path, started: Callable[..., tuple[str, Path]]

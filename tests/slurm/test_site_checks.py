@@ -270,6 +270,7 @@ def doctor(slurm: Slurm, home: Path, *arguments: str) -> subprocess.CompletedPro
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.needs_plugin("doctor")
 def test_doctor_on_a_cluster(slurm: Slurm, tmp_path: Path) -> None:
     done = doctor(slurm, tmp_path, "--json")
     assert done.returncode == 0, done.stderr
@@ -279,6 +280,7 @@ def test_doctor_on_a_cluster(slurm: Slurm, tmp_path: Path) -> None:
     assert found["partition main"]["found"] == "up (default), 4 of 4 nodes in service, 8 x h200"
 
 
+@pytest.mark.needs_plugin("doctor")
 def test_doctor_without_a_controller(slurm: Slurm, tmp_path: Path) -> None:
     slurm.stop_controller()
     done = doctor(slurm, tmp_path, "--json")

@@ -79,7 +79,7 @@ def test_points_go_as_one_array_and_the_same_command_submits_nothing_more(slurm:
     assert len(set(submitted(slurm)) - before) == 6
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+@pytest.mark.parametrize("backend", ["sbatch", pytest.param("submitit", marks=pytest.mark.needs_plugin("submitit"))])
 def test_a_study_above_the_limit_of_jobs_is_submitted_in_parts(
     slurm: Cluster, env: dict[str, str], backend: str
 ) -> None:
@@ -235,6 +235,7 @@ def test_two_hundred_array_tasks(slurm: Cluster, env: dict[str, str]) -> None:
     assert set(wait_done(env, done.stdout.split()[-1], 200, 240).values()) == {"completed"}
 
 
+@pytest.mark.needs_plugin("submitit")
 def test_submitit_submits_a_grid_as_one_array(slurm: Cluster, env: dict[str, str]) -> None:
     command = [word if word != "sbatch" else "submitit" for word in grid(4)]
     first = fp8launch(env, *command)

@@ -15,6 +15,8 @@ from cluster import Cluster
 from cluster.processes import until
 from launching import ROOT, Site, sets
 
+pytestmark = pytest.mark.needs_plugin("tune")
+
 MACHINE = ROOT / "tests" / "plugins" / "tune" / "machine.py"
 SECOND = "*/small-4-*/logs/*-0.log"
 
