@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import shutil
@@ -37,6 +39,27 @@ for name in [n for n in os.environ if n.startswith(OTHERS)]:
 # In a shell's background jobs SIGINT is ignored, and every command that a test starts would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class InactivePlugins(importlib.abc.MetaPathFinder):
+    """Refuse to import the code of plugins that `FP8LAUNCH_PLUGINS` leaves out, so that no test depends on it.
+
+    Their descriptions (`plugin.py`) can be imported: messages name the plugin that is missing.
+    """
+
+    def __init__(self) -> None:
+        self.active = {plugin.name for plugin in plugin_registry.active()}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        _, _, module = name.partition("fp8launch.plugins.")
+        plugin, _, rest = module.partition(".")
+        if rest and rest != "plugin" and plugin not in self.active:
+            raise ModuleNotFoundError(f"{name} belongs to the plugin {plugin}, which is not active", name=name)
+        return None
+
+
+if plugin_registry.SELECTION in os.environ:
+    sys.meta_path.insert(0, InactivePlugins())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
