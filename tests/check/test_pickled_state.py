@@ -97,7 +97,7 @@ def test_state_from_elsewhere_needs_the_users_word(delayed: Path, tmp_path: Path
     problem = only(found(tmp_path, LOADS.format(folder=delayed, more="")))
     assert (problem.severity, problem.where) == ("error", f"{tmp_path}/recipe.yaml:2")
     assert "Transformer Engine 2.20.2 refuses to load" in problem.message
-    assert "runs whatever code" in str(problem.fix) and "checkpoint.allow_pickle: true" in str(problem.fix)
+    assert "runs any code" in str(problem.fix) and "checkpoint.allow_pickle: true" in str(problem.fix)
     assert found(tmp_path, LOADS.format(folder=delayed, more=", allow_pickle: true")) == []
     assert found(tmp_path, LOADS.format(folder=delayed, more="") + f"env: {{{UNPICKLE}: 1}}\n") == []
 

@@ -215,7 +215,7 @@ def test_what_needs_the_launcher_s_record_says_so(place: Harness) -> None:
     run = RunFolder(place.work / RUN)
     problem = only(refused(resume, run, of_run(run), exit_code=1))
     assert problem.code == "plain-sbatch"
-    assert "was started from a portable script" in problem.message
+    assert "was started by a portable script" in problem.message
     assert "--load" in str(problem.fix)
     problem = only(refused(recipe_named, str(run.path)))
     assert problem.code == "plain-sbatch"

@@ -167,7 +167,7 @@ def test_a_section_of_a_profile_for_an_absent_plugin_is_noted(home: Path, tmp_pa
         words = [sys.executable, "-m", "fp8launch", "submit", "tiny_cpu", "--dry-run", "--cluster", "site.yaml"]
         done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        note = "warning: the cluster profile has `rehearse`, and the plugin rehearse is not active"
+        note = "warning: the cluster profile has `rehearse`, but the plugin rehearse is not active"
         assert (note in done.stderr) == noted
 
 

@@ -154,8 +154,8 @@ def test_each_recipe_varies_its_own_seed(capsys: pytest.CaptureFixture[str], tmp
         (("--seeds", "1,x"), "must be different whole numbers"),
         (("--seeds", "1,1"), "must be different whole numbers"),
         (("--seeds", ""), "must be different whole numbers"),
-        (("--seeds", "1,2", "--sweep", "megatron.seed=3,4"), "both state the seeds"),
-        (("--seeds", "1,2", "--repeat", "2", "--vary-seed"), "pass one of them"),
+        (("--seeds", "1,2", "--sweep", "megatron.seed=3,4"), "both choose the seeds"),
+        (("--seeds", "1,2", "--repeat", "2", "--vary-seed"), "pass only one of them"),
         (("--vary-seed",), "add --repeat"),
     ],
 )

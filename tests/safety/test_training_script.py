@@ -134,7 +134,7 @@ def test_a_script_that_others_can_write_is_refused(say: Say, shared: Path, place
     (shared / place).chmod(mode)
     [message] = unsafe(say, f"{shared}/r.yaml")
     who = "everybody" if mode & 0o002 else f"the group {STRANGER}"
-    assert message.endswith(f"{shared / place} can be written by {who}")
+    assert message.endswith(f"{shared / place} is writable by {who}")
     submitted = say("submit", f"{shared}/r.yaml", "--backend", "local", "--wait", "--yes")
     assert (submitted[0], "[script-not-safe]" in submitted[2]) == (1, True)
 

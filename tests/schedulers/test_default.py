@@ -96,7 +96,7 @@ def test_slurm_without_a_cluster_leaves_runs_to_this_machine(
     inventory.read_site.cache_clear()
     assert cli.run(["submit", "tiny_cpu", "--dry-run"]) == 0
     shown = capfd.readouterr()
-    assert "#SBATCH" not in shown.out and "warning: sbatch is installed here but finds no cluster" in shown.err
+    assert "#SBATCH" not in shown.out and "warning: sbatch is installed but finds no cluster" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -312,12 +312,12 @@ def test_a_disk_that_is_full_right_after_sbatch(launchers: Launchers, small_disk
     command = launchers.command(*grid(3), "--study", "s")
     cut = launchers.run(*command, **slow_sbatch(launchers, ":", fill))
     assert cut.returncode == 3, cut.stderr
-    assert "is submitted, but cannot be recorded" in cut.stderr
+    assert "was submitted, but cannot be recorded" in cut.stderr
     assert len(launchers.jobs("s")) == 3
     (small_disk / "fill").unlink()
     assert launchers.run(*command).returncode == 0
     whole(launchers, "s", 3)
-    row("disk full at the manifest, after sbatch", "job N is submitted, but cannot be recorded: same command")
+    row("disk full at the manifest, after sbatch", "job N was submitted, but cannot be recorded: same command")
 
 
 def test_a_run_root_that_turned_read_only(launchers: Launchers, small_disk: Path) -> None:

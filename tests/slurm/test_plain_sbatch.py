@@ -97,7 +97,7 @@ def test_the_folder_is_a_run_like_any_other(
 
     refused = site.run("resume", job)
     assert refused.returncode == 1
-    assert "was started from a portable script" in refused.stderr
+    assert "was started by a portable script" in refused.stderr
     # Slurm has the run's name, next to the user's own comment.
     comment = site.slurm.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%k").stdout.strip()
     assert comment == f"fp8launch:tiny_cpu-{job} of mine"

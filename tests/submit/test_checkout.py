@@ -129,7 +129,7 @@ def test_a_large_version_of_a_file_is_not_copied(checkout: Path, versions: tuple
     (checkout / "r.yaml").write_text(versions[1])
     found = read(checkout)
     assert found.changes == ("r.yaml",)
-    assert found.diff == "diff --git a/r.yaml b/r.yaml\n(left out by fp8launch: it is large)\n"
+    assert found.diff == "diff --git a/r.yaml b/r.yaml\n(left out by fp8launch: the file is large)\n"
 
 
 def test_without_git_the_commit_is_recorded_and_the_rest_is_stated(

@@ -1,1 +1,1 @@
-"""Find on the login node what would stop or spoil a run, without a GPU, without torch, and without submitting."""
+"""Find what would stop or spoil a run on the login node, without a GPU, torch or a submission."""

@@ -1,4 +1,4 @@
-"""Check runs, or the points of a study, before they are submitted."""
+"""Check runs or the points of a study before submission."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.grid import Point
 from fp8launch.submit.submit import GridPoint
 
-# Makes the progress bar of a layer from its title and the number of steps.
+# Creates a layer's progress bar, given its title and the number of steps.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A point that `--skip-bad` leaves out."""
+    """A point that `--skip-bad` left out, with its problems."""
 
     point: Point
     problems: Sequence[Problem]
@@ -35,7 +35,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class CheckedRuns:
-    """The results of runs, in their order, and further messages: warnings, and what was not checked."""
+    """Results in the order of the runs, warnings, and notes about what was not checked."""
 
     results: list[CheckResult]
     warnings: list[Problem]
@@ -51,9 +51,9 @@ def check_before_submission(
     skip: bool = False,
     asked: Mapping[str, bool | None] | None = None,
 ) -> CheckedRuns:
-    """Check runs that `scheduler` will get. Raises UserError (exit code 1) for errors unless `skip` is set.
+    """Check runs that `scheduler` will receive. Raises UserError (exit code 1) for errors unless `skip` is set.
 
-    `asked` are the user's choices of layers of plugins; None leaves a layer to the cluster profile.
+    `asked` maps each plugin layer to the user's choice. None leaves the choice to the cluster profile.
     """
     results = check_all(runs, cluster, say=say, scheduler=scheduler)
     choices = dict.fromkeys(extra_layers()) if asked is None else asked
@@ -62,10 +62,10 @@ def check_before_submission(
     if errors_in(problems) and not skip:
         raise UserError(problems, ANSWER_IS_NO)
     notes = []
-    # The section of a profile that requests a layer has the name of the layer's option.
+    # A profile requests a layer with a section named after the layer's option.
     for option, plugin in plugin_registry.absent("check_layers").items():
         if getattr(cluster, option, None) is not None:
-            notes.append(f"the cluster profile has `{option}`, and the plugin {plugin} is not active")
+            notes.append(f"the cluster profile has `{option}`, but the plugin {plugin} is not active")
     for result in results:
         state = result.layers["megatron"]
         if result.exit_code and state != "ran":
@@ -83,9 +83,9 @@ def prepare_points(
     skip: bool = False,
     progress: Callable[[Sequence[Point], str], Iterable[Point]] = lambda points, title: points,
 ) -> tuple[list[tuple[Point, Prepared]], list[LeftOut]]:
-    """Prepare points. Raises UserError with the problems of all failing points, unless `skip` leaves them out.
+    """Prepare points. Raises UserError with the problems of all failing points, unless `skip` is set.
 
-    A single point is never left out.
+    With `skip`, failing points are left out, except for a single point.
     """
     prepared: list[tuple[Point, Prepared]] = []
     left_out: list[LeftOut] = []
@@ -104,7 +104,7 @@ def prepare_points(
 def ready_points(
     prepared: Sequence[tuple[Point, Prepared]], results: Sequence[CheckResult]
 ) -> tuple[list[GridPoint], list[LeftOut]]:
-    """Divide checked points into points to submit and points with errors."""
+    """Separate checked points into points to submit and points with errors."""
     ready: list[GridPoint] = []
     left_out: list[LeftOut] = []
     for (point, run), result in zip(prepared, results, strict=True):

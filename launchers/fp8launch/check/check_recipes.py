@@ -1,4 +1,4 @@
-"""Check the recipes that names on the command line mean, as `check` reports them."""
+"""Check the recipes named on the command line, and collect the results for `check`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fp8launch.rundir.registry import is_written_as_path
 
 @dataclass(frozen=True)
 class CheckedRecipes:
-    """The results by recipe, and the recipes that could be prepared."""
+    """The result of each recipe, and the recipes that could be prepared."""
 
     results: Mapping[str, CheckResult]
     prepared: Mapping[str, Prepared]
 
     @property
     def not_run(self) -> dict[str, list[str]]:
-        """Layers that did not run with the reason, each with the recipes without errors that it would have checked."""
+        """Layers that did not run, with the reason. Each maps to the error-free recipes that it would have checked."""
         found: dict[str, list[str]] = {}
         for name, result in self.results.items():
             for layer, state in result.layers.items():
@@ -36,7 +36,7 @@ class CheckedRecipes:
         return found
 
     def as_json(self) -> dict[str, object]:
-        """Return the result of a single recipe, or of several the problems together and each result in `recipes`."""
+        """Return the result of a single recipe. For several, return all problems, and each result in `recipes`."""
         if len(self.results) == 1:
             return next(iter(self.results.values())).as_json()
         each = {name: result.as_json() for name, result in self.results.items()}
@@ -59,9 +59,9 @@ def check_recipes(
     bar: Bar,
     progress: Callable[[Sequence[str], str], Iterable[str]] = lambda names, title: names,
 ) -> CheckedRecipes:
-    """Check recipes, also in folders, runs and studies. `asked` are the layers of plugins to run, by option.
+    """Check recipes, including those of folders, runs and studies. `asked` has the plugin layers to run, by option.
 
-    Errors in a name or a recipe become its result. Raises UserError for a folder without recipes.
+    An error in a name or recipe becomes its result. Raises UserError for a folder without recipes.
     """
     refused: dict[str, UserError] = {}
     runs_scripts = any(asked[option] and layer.runs_scripts for option, layer in extra_layers().items())
@@ -84,9 +84,9 @@ def check_recipes(
 
 
 def _recipe_files(name: str, refused: dict[str, UserError], to_run: bool, say: Callable[[str], None]) -> list[str]:
-    """Return the recipes at the top of a folder, the recipes of a run or a study, or a single recipe.
+    """Return the recipes at the top of a folder, the recipes of a run or study, or a single recipe.
 
-    Names without a recipe are added to `refused`, and so are, with `to_run`, other users' files.
+    Names without a recipe are added to `refused`. With `to_run`, files of other users are added as well.
     """
     folder = is_folder(Path(name)) and not is_own_folder(name)
     if folder and is_written_as_path(name):
@@ -110,11 +110,11 @@ def _recipes_in(folder: str, refused: dict[str, UserError], to_run: bool) -> lis
 
 
 def _foreign(file: str) -> UserError | None:
-    """Return the refusal to run another user's recipe, unless the user named that very file."""
+    """Return the error for another user's recipe that was found in a folder, or None if the recipe is safe."""
     try:
         owner = foreign_owner(Path(file))
     except OSError:
-        return None  # loading it will fail, too
+        return None  # loading the file will fail as well
     if owner is None:
         return None
     message = f"belongs to {owner}, and a rehearsal runs the script that a recipe names"
@@ -122,7 +122,7 @@ def _foreign(file: str) -> UserError | None:
 
 
 def _layers(results: Iterable[CheckResult]) -> dict[str, str]:
-    """Return "ran" for each layer that checked every recipe, otherwise the first reason why it did not."""
+    """Return the state of each layer: "ran" if it checked every recipe, else the first reason why it did not."""
     layers: dict[str, str] = {}
     for result in results:
         for name, state in result.layers.items():

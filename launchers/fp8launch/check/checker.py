@@ -1,4 +1,4 @@
-"""Run all layers of the check and return one result: problems, silenced warnings, and the state of each layer."""
+"""Run all layers of the check, and return the problems, the silenced warnings and the state of each layer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_ASKED = "not run: not requested"
 
 @dataclass(frozen=True)
 class Silenced:
-    """A warning that the recipe silences, and its reason."""
+    """A warning that the recipe silences, with the stated reason."""
 
     problem: Problem
     reason: str
@@ -41,7 +41,7 @@ class Silenced:
 
 
 class LayerReport(Protocol):
-    """What a plugin's layer reports in addition to problems: JSON, and details for `check -v`."""
+    """What a plugin's layer reports in addition to problems: a JSON object, and details for `check -v`."""
 
     def as_json(self) -> dict[str, Any]: ...
 
@@ -53,9 +53,9 @@ class LayerReport(Protocol):
 class CheckResult:
     """The problems found. `layers` maps each layer to "ran", or to "not run: " and the reason.
 
-    `exit_code` is the exit code of the command; 0 means that `ok` decides it. It is MACHINE_LACKS when Megatron's
-    verdict was requested and is not available. `extra` has the reports of layers of plugins, by name. `job` is the job
-    that was checked, before it has a run folder; None if none could be planned, or if `machine` was not requested.
+    `exit_code` is the command's exit code, or 0 to let `ok` decide. It is MACHINE_LACKS if Megatron's verdict was
+    requested but is not available. `extra` has the reports of plugin layers by name. `job` is the job that was checked,
+    still without a run folder. It is None if no job could be planned or the layer `machine` was not requested.
     """
 
     problems: tuple[Problem, ...]
@@ -88,7 +88,7 @@ def check(
     say: Callable[[str], None] = lambda message: None,
     layers: Collection[str] = LAYERS,
 ) -> CheckResult:
-    """Check one run; see `check_all`."""
+    """Check one run (see `check_all`)."""
     return check_all([prepared], cluster, environment, say, layers)[0]
 
 
@@ -100,13 +100,14 @@ def check_all(
     layers: Collection[str] = LAYERS,
     scheduler: Scheduler | None = None,
 ) -> list[CheckResult]:
-    """Check several runs; results are in the order of `runs`.
+    """Check several runs. Results are in the order of `runs`.
 
     Megatron's validators run in a separate process, in parallel with the other layers. Each phase of a run is checked
-    like a run; then the transitions between phases are checked.
-    `cluster` is the profile of the machine that the runs are for (None: this machine's default). Slurm's commands run
-    in `environment`. `say` reports downloads. Only the layers named in `layers` run. `scheduler` will get the jobs;
-    by default the cluster's scheduler.
+    like a run, followed by the transitions between phases.
+
+    `cluster` is the profile of the machine that the runs are for; None means this machine's default. Slurm commands
+    run in `environment`. `say` receives messages about downloads. Only the layers in `layers` run. `scheduler` will
+    receive the jobs, by default the cluster's scheduler.
     """
     site = cluster or Cluster()
     shell = os.environ if environment is None else environment
@@ -136,7 +137,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Findings:
-    """The problems of one part, without Megatron's; `fired` are the rules that found a problem."""
+    """The problems of one part, except for those from Megatron. `fired` are the rules that found a problem."""
 
     problems: tuple[Problem, ...]
     fired: tuple[Rule, ...]
@@ -168,7 +169,7 @@ def _inspect(
 def _look(
     part: _Part, site: Cluster, environment: Mapping[str, str], runtime: Runtime | None, layers: Collection[str]
 ) -> _Findings:
-    """Run the layers `rules` and `memory`, and the checks of `machine` that look at the files of a part."""
+    """Run the layers `rules` and `memory`, and the part of `machine` that looks at files."""
     problems: list[Problem] = []
     fired: list[Rule] = []
     if "rules" in layers:
@@ -196,7 +197,7 @@ def _run_result(
     answers: Sequence[Validation],
     layers: Collection[str],
 ) -> CheckResult:
-    """Return the result of a run, which merges the results of its phases."""
+    """Return the result of a run, merged from the results of its phases."""
     if not run.phases:
         result = _part_result(parts[0], found[0], answers[0], layers, inspection.problems)
     else:
@@ -241,7 +242,7 @@ def _together(
 
 
 def _state_of_phases(layer: str, results: Sequence[CheckResult]) -> str:
-    """Return the state of a layer over all phases: `ran`, or why it did not run for one of them."""
+    """Return the state of a layer over all phases: `ran`, or why it did not run for a phase."""
     for result in results:
         if result.layers[layer] != "ran":
             return result.layers[layer]
@@ -267,7 +268,7 @@ def in_the_pack(problem: Problem) -> Problem:
 
 
 def silence(run: ResolvedRun, problems: Iterable[Problem], layers: Mapping[str, str]) -> CheckResult:
-    """Remove the warnings that the recipe silences; an invalid entry of `silence` is reported as a problem."""
+    """Remove the warnings that the recipe silences, and report invalid entries of `silence` as problems."""
     stated: Mapping[str, str] = run.loaded.recipe.silence
     problems = list(dict.fromkeys(problems))
     wrong = list(_bad_silences(run, stated, problems))
@@ -303,7 +304,7 @@ def _bad_silences(run: ResolvedRun, stated: Mapping[str, str], problems: Sequenc
 
 
 def schema_result(refused: UserError) -> CheckResult:
-    """Return the result for a recipe that cannot be loaded, translated or laid out; no other layer can run."""
+    """Return the result for a recipe that cannot be loaded, translated or laid out. No other layer can run on it."""
     layers = dict.fromkeys(LAYERS, "not run: the recipe has errors") | {"schema": "ran"}
     problems = tuple(map(in_the_pack, sorted(refused.problems, key=by_place)))
     return CheckResult(problems, layers, exit_code=refused.exit_code)

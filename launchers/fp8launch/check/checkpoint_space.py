@@ -1,7 +1,7 @@
 """Check the free space for checkpoints, if this machine can access the file system of `checkpoint.dir`.
 
-A save that fills the disk ends the training and affects everyone who writes there. Quotas are visible only if the file
-system reports them as free space (Lustre and GPFS with project quotas do, NFS usually does not).
+A save that fills the disk ends the training and affects all other users of the file system. Quotas are visible only if
+the file system reports them as free space (Lustre and GPFS with project quotas do, NFS usually does not).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 CODES: Mapping[str, Severity] = {"checkpoint-space": "error", "checkpoint-space-low": "warning"}
 GIB = 1024**3
-# The weights in their training type, and the optimizer's copy and two moments. Moments in bf16 or FP8 are saved as fp32
-# (TE's `FusedAdam.get_unscaled_state`), and FP8 weights as bf16.
+# A checkpoint has the weights in their training type, and the optimizer's fp32 copy and two moments. Moments in bf16 or
+# FP8 are saved as fp32 (TE's `FusedAdam.get_unscaled_state`), and FP8 weights as bf16.
 FP32, HALF = 4, 2
 
 
 def checkpoint_bytes(run: ResolvedRun) -> int | None:
     """Return the size of one checkpoint in bytes, or None if the model's parameters cannot be counted.
 
-    Measured with 0.19, with and without the distributed optimizer: checkpoints of models with at least a million
-    parameters are at most 3 % larger.
+    Measured with Megatron 0.19, with and without the distributed optimizer: actual checkpoints are at most 3 % larger
+    if the model has at least a million parameters.
     """
     values = ChainMap(dict(run.given), dict(run.defaults))
     model = parameters(values, run.layout.world)
@@ -50,7 +50,7 @@ def checkpoint_bytes(run: ResolvedRun) -> int | None:
 
 
 def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = None) -> Iterator[Problem]:
-    """Yield at most one problem: no checkpoint fits, or fewer fit than are kept."""
+    """Yield at most one problem: not even one checkpoint fits, or fewer fit than are kept."""
     recipe, save = prepared.loaded.recipe, local_path_in(prepared.args.attributes.get("save"))
     if save is None:
         return
@@ -69,7 +69,7 @@ def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = Non
     wanted, keep = _planned(prepared), recipe.checkpoint.keep
     why, fix = f"the run writes {wanted}", "free disk space, set checkpoint.keep, or save less often"
     if keep:
-        wanted = min(wanted, keep + 1)  # a new one is written before the oldest is deleted
+        wanted = min(wanted, keep + 1)  # a new checkpoint is written before the oldest is deleted
         why = f"the run needs room for {wanted} (checkpoint.keep: {keep}, and one being written)"
         fix = "free disk space, or lower checkpoint.keep"
     if free < wanted * size:
@@ -87,9 +87,9 @@ def _planned(prepared: Prepared) -> int:
 
 
 def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | None) -> Path | None:
-    """Return the nearest existing folder above `checkpoint.dir`; None if this machine cannot access it.
+    """Return the nearest existing parent of `checkpoint.dir`, or None if this machine cannot access it.
 
-    If not even the first folder of the path exists, its file system is not mounted on this machine.
+    If not even the first folder of the path exists, the file system is not mounted on this machine.
     """
     try:
         paths = job_paths(prepared.loaded, cluster, runtime)
@@ -100,7 +100,7 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
         else:
             return None
     except UserError:
-        return None  # `run_root` reports it
+        return None  # run_root.py reports this
     if folder is None:
         return None
     folder = nearest_existing(folder)

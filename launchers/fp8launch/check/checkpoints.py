@@ -1,6 +1,6 @@
 """Check the checkpoint that a run starts from.
 
-Without a checkpoint Megatron starts from random weights, and only a line of the log says so
+If Megatron finds no checkpoint, it starts from random weights and only prints a line about it
 (megatron/training/checkpointing.py, `_load_base_checkpoint`).
 """
 
@@ -28,7 +28,7 @@ from fp8launch.rundir.registry import known_roots
 from fp8launch.rundir.run_dir import MANIFEST, run_folders
 from fp8launch.untyped import as_int, as_mapping
 
-# Flags that set an attribute of another name.
+# Flags that set an attribute with a different name.
 _FLAGS = {"layernorm_epsilon": "norm_epsilon"}
 CODES: Mapping[str, Severity] = {
     "survive-unused": "warning",
@@ -40,18 +40,18 @@ CODES: Mapping[str, Severity] = {
     "checkpoint-expert-groups": "error",
     "checkpoint-schedule": "error",
 }
-# The arguments that OptimizerParamScheduler compares with the checkpoint (megatron/core/optimizer_param_scheduler.py).
+# Arguments that OptimizerParamScheduler compares with the checkpoint (megatron/core/optimizer_param_scheduler.py).
 _SCHEDULE = (
     "train_iters", "train_samples", "global_batch_size", "lr_decay_style", "lr_decay_iters", "lr_decay_samples",
     "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay", "weight_decay_incr_style",
     "start_weight_decay", "end_weight_decay",
 )  # fmt: skip
-# Each of these flags makes Megatron use one schedule instead of comparing two.
+# With any of these flags, Megatron picks one of the two schedules instead of comparing them.
 _SCHEDULE_CHOICES = ("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler")
 
 
 def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Yield a warning for settings of `survive` in a run without checkpoints, which has no supervisor."""
+    """Yield a warning for `survive` settings that have no effect because the run saves no checkpoints."""
     if loaded.recipe.goes_on:
         return
     usual = Survive.model_construct()
@@ -61,22 +61,22 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
         verb = "have"
         if len(stated) == 1:
             verb = "has"
-        message = f"{names} {verb} no effect: a run without checkpoints is not watched and cannot continue"
+        message = f"{names} {verb} no effect: a run without checkpoints is not supervised and cannot continue"
         fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
         yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
 
 
 def health_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Yield warnings for health actions that can never happen."""
+    """Yield warnings for health actions that can never take effect."""
     recipe = loaded.recipe
     back = [action.rewind for action in recipe.health.actions.values() if isinstance(action, Rewind)]
     acting = [code for code, action in recipe.health.actions.items() if action != "continue"]
     where = loaded.where("health", "actions")
     if acting and not recipe.goes_on:
-        message = "health.actions has no effect: a run without checkpoints is not watched, and cannot go back to one"
+        message = "health.actions has no effect: a run without checkpoints is not supervised and cannot be rewound"
         yield Problem("warning", "health-unused", message, where, "set checkpoint.dir and checkpoint.interval")
     if recipe.health.actions.get("slow-node", "continue") != "continue" and recipe.resources.nodes == 1:
-        message = "health.actions.slow-node has no effect: the run has one node, so none can be slower than the others"
+        message = "health.actions.slow-node has no effect: the run has only one node to compare"
         yield Problem("warning", "health-unused", message, where, "remove slow-node")
     keep = recipe.checkpoint.keep
     if back and recipe.goes_on and keep is not None and keep <= max(back):
@@ -88,7 +88,7 @@ def health_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
 
 
 def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:
-    """Yield an error for a checkpoint folder that belongs to another run: the two would train into each other."""
+    """Yield an error if the checkpoint folder belongs to another run. The two would overwrite each other's progress."""
     stated = loaded.recipe.checkpoint.dir
     here = paths.here(stated) if stated and stated.startswith("/") else None
     if here is None or loaded.recipe.continues_its_folder:
@@ -97,7 +97,7 @@ def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:
         record = read_owner(here)
     except (OSError, ValueError):
         return
-    # The run itself may be checked again, or submitted again after it was cut off.
+    # The owner may be this run itself: checked again, or submitted again after an interruption.
     if record is None or record.get("run") in (here.name, loaded.files[-1].parent.name):
         return
     owner = printable(str(record.get("run"))[:100])
@@ -110,16 +110,16 @@ def owner_problems(loaded: LoadedRecipe, paths: JobPaths) -> Iterator[Problem]:
 
 
 def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems of the checkpoints that `load` and `pretrained_checkpoint` name.
+    """Yield the problems of the checkpoints given by `load` and `pretrained_checkpoint`.
 
-    `defaults` are the engine's values for arguments that `args` do not state.
+    `defaults` are the engine's values for arguments that are not in `args`.
     """
     save = args.values.get("save")
     for flag in ("load", "pretrained_checkpoint"):
         text = local_path_in(args.values.get(flag))
         if text is None:
             continue
-        # A run that loads from its own folder resumes after a restart; at the first start the folder is empty.
+        # A run that loads from its own save folder resumes after a restart. At the first start, the folder is empty.
         resumes = flag == "load" and isinstance(save, str) and posixpath.normpath(save) == posixpath.normpath(text)
         problem = _problem(flag, text, args, paths, resumes)
         if problem is not None:
@@ -133,11 +133,11 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
 
 
 def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
-    """Return the manifest of the run that wrote a checkpoint; None if the checkpoint is in no visible run folder."""
+    """Return the manifest of the run that wrote a checkpoint, or None if its run folder is not visible."""
     here = paths.here(load)
     if here is None:
         return None
-    # A path may name RUN/checkpoints or one of its iterations.
+    # The path may be RUN/checkpoints or the folder of one iteration.
     for folder in (here, *here.parents[:2]):
         manifest = json_mapping(folder / MANIFEST)
         if isinstance(manifest.get("arguments"), Mapping):
@@ -149,16 +149,16 @@ def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
 
 
 def continues_another(arguments: Mapping[str, Any]) -> bool:
-    """Return whether a run may continue the training of another run, with its optimizer states."""
+    """Return whether a run may continue another run's training, including its optimizer states."""
     load = arguments.get("load")
     if not load or arguments.get("finetune") or arguments.get("no_load_optim"):
         return False
-    # A relative folder is in the run's own folder, which is new.
+    # A relative folder is inside the run folder, which is new.
     return load != arguments.get("save") or str(load).startswith("/")
 
 
 def arguments_before(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
-    """Return the arguments, with defaults, of the run that wrote a checkpoint; None if that run is not known."""
+    """Return the arguments, with defaults, of the run that wrote a checkpoint; None if that run is unknown."""
     manifest = writing_run(load, paths)
     if manifest is None:
         return None
@@ -168,19 +168,19 @@ def arguments_before(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
 
 
 def _manifest_of(owner: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the manifest of the run that a checkpoint folder names as its owner; None if no run root has it."""
+    """Return the manifest of the run that owns a checkpoint folder, or None if no run root contains that run."""
     for root in known_roots():
         for run in run_folders(root):
             if run.path.name == owner.get("run"):
                 manifest = json_mapping(run.path / MANIFEST)
-                # Copies of run roots have the same run ids.
+                # A copied run root has the same run ids, so compare more than the id.
                 if manifest.get("created") == owner.get("created") and isinstance(manifest.get("arguments"), Mapping):
                     return manifest
     return None
 
 
 def last_arguments(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments that a run ended with: its last phase's arguments, if it has phases."""
+    """Return the arguments that a run ended with. If it has phases, they are those of the last one."""
     phases = manifest.get("phases")
     last = as_mapping(phases[-1]) if isinstance(phases, list) and phases else manifest
     return as_mapping(last.get("arguments"))
@@ -189,10 +189,10 @@ def last_arguments(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _parameter_groups(text: str, args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
     """Yield reasons why a run cannot find its parameter groups in the checkpoint of another run.
 
-    Megatron identifies them by whether they are expert parallel, since 0.19 also by learning rates
-    (megatron/core/optimizer/optimizer.py, `param_group_identifier_keys`), and ends with `KeyError: Could not find
-    parameter group`, also with `override_opt_param_scheduler`. Before 0.19 the checkpoint's learning rates are kept:
-    the advisory `override-sched-ignored`.
+    Megatron identifies parameter groups by whether they are expert parallel and, since 0.19, by their learning rates
+    (megatron/core/optimizer/optimizer.py, `param_group_identifier_keys`). If there is no match, it fails with
+    `KeyError: Could not find parameter group`, even with `override_opt_param_scheduler`. Before 0.19, it keeps the
+    checkpoint's learning rates (advisory `override-sched-ignored`).
     """
     if args.values.get("finetune") or args.values.get("no_load_optim"):
         return
@@ -227,24 +227,24 @@ def _parameter_groups(text: str, args: EngineArguments, paths: JobPaths) -> Iter
 def _schedule(
     text: str, args: EngineArguments, paths: JobPaths, defaults: Mapping[str, Any], resumes: bool
 ) -> Iterator[Problem]:
-    """Yield an error if a run continues another run's learning rate schedule with a different one.
+    """Yield an error if a run continues another run with a different learning rate schedule.
 
-    Megatron compares the schedules in samples, and fails with an assertion if they differ. Learning rates are not
-    compared here: see `_parameter_groups`, and the advisory `override-sched-ignored`.
+    Megatron compares the schedules in samples, and fails with an assertion if they differ. For learning rates, see
+    `_parameter_groups` and the advisory `override-sched-ignored`.
     """
     mine = {**defaults, **args.attributes}
     if any(mine.get(name) for name in ("finetune", "no_load_optim", *_SCHEDULE_CHOICES)):
         return
     manifest = writing_run(text, paths)
     if manifest is None or (resumes and manifest.get("phases")):
-        return  # it is unknown in which of its phases the run resumes
+        return  # it is unknown in which phase the run resumes
     theirs = {**defaults, **last_arguments(manifest)}
     if theirs.get("use_checkpoint_opt_param_scheduler"):
-        return  # its schedule came from another checkpoint in turn
+        return  # that run took its schedule from yet another checkpoint
     changed = [name for name in _SCHEDULE if mine.get(name) != theirs.get(name)]
     if changed and _steps(mine) != _steps(theirs):
         words = ", ".join(f"{name} is {mine.get(name)}, but {theirs.get(name)}" for name in changed)
-        message = f"{words} in the run that wrote {text}; Megatron refuses a checkpoint of another schedule"
+        message = f"{words} in the run that wrote {text}; Megatron refuses checkpoints with another schedule"
         fix = (
             "set megatron.override_opt_param_scheduler: true for the schedule of this recipe, or "
             "megatron.use_checkpoint_opt_param_scheduler: true for the checkpoint's"
@@ -253,7 +253,7 @@ def _schedule(
 
 
 def _steps(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what the scheduler compares, in samples (`get_optimizer_param_scheduler` of Megatron's training.py)."""
+    """Return what the scheduler compares, in samples (`get_optimizer_param_scheduler` in Megatron's training.py)."""
 
     def number(name: str) -> float:
         value = arguments.get(name)
@@ -277,13 +277,13 @@ def _steps(arguments: Mapping[str, Any]) -> tuple[object, ...]:
 def _converted(
     flag: str, text: str, here: Path, args: EngineArguments, defaults: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Yield problems of weights that `fp8launch convert` wrote: Megatron compares no setting with them."""
+    """Yield problems of weights written by `fp8launch convert`. Megatron does not compare any setting with them."""
     settings = json_mapping(here / CONVERSION_RECORD).get("settings")
     if not isinstance(settings, Mapping):
         return
     where = args.places.get(flag)
     if flag == "load" and not args.values.get("finetune"):
-        message = f"load {text} holds converted weights, without an optimizer's state to continue with"
+        message = f"load {text} has converted weights, but no optimizer state to continue from"
         fix = "set megatron.finetune: true, which loads only the weights and starts at iteration 0"
         yield Problem("error", "converted-weights", message, where, fix)
     of_run = {**defaults, **args.attributes}
@@ -316,11 +316,11 @@ def _problem(flag: str, text: str, args: EngineArguments, paths: JobPaths, resum
 
 
 def _wanted(here: Path, step: int | None) -> tuple[str, str] | None:
-    """Return why Megatron would find no checkpoint in a folder, and the fix; None if it finds one."""
+    """Return why Megatron would find no checkpoint in a folder, and the fix; None if it would find one."""
     random = "Megatron would start from random weights"
     found = kind_of(here)
     if found != "folder":
-        states = {"file": "is a file, not a folder", "denied": "is not readable for you"}
+        states = {"file": "is a file, not a folder", "denied": "is not readable by you"}
         return states.get(found, f"does not exist: {random}"), "correct the path"
     if step:
         name, source = f"iter_{step:07d}", "ckpt_step"
@@ -340,7 +340,7 @@ def _wanted(here: Path, step: int | None) -> tuple[str, str] | None:
     if kind_of(here / name) == "missing":
         there = ", ".join(_iterations(here)[-3:]) or "none"
         fix = f"existing checkpoints: {there}; choose one with megatron.ckpt_step"
-        return f"lacks {name}, which {source} names", fix
+        return f"lacks {name}, to which {source} refers", fix
     if kind_of(here / name) == "folder" and not entries(here / name):
         return f"has an empty {name}", "choose another iteration with megatron.ckpt_step"
     return None

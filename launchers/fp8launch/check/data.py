@@ -1,4 +1,4 @@
-"""Check the indexed data files: they exist, are complete, and have enough documents and tokens for the run."""
+"""Check that indexed datasets exist, are complete, and have enough documents and tokens for the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fp8launch.megatron.model_arithmetic import padded_vocab_size
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
-RELATIVE = "write an absolute path, or name the folder of your datasets in the cluster profile (storage.data)"
+RELATIVE = "write an absolute path, or set the folder of your datasets in the cluster profile (storage.data)"
 SPLITS = ("train", "valid", "test")
 # Megatron's default for --data-path without --split (megatron/training/arguments.py).
 DEFAULT_SPLIT = "969, 30, 1"
@@ -37,7 +37,7 @@ _LARGEST_BLEND = 4 << 20  # bytes of a file of --data-args-path
 
 @dataclass(frozen=True)
 class Dataset:
-    """One prefix of a blend. `weight` is its share of the samples; None if Megatron weights by dataset size."""
+    """One prefix of a blend. `weight` is its share of the samples, or None if Megatron weights by dataset size."""
 
     prefix: str
     where: str | None
@@ -46,7 +46,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Blend:
-    """`fractions` is the share of each of SPLITS."""
+    """A blend of datasets. `fractions` has the share of each split in SPLITS."""
 
     datasets: tuple[Dataset, ...]
     fractions: tuple[float, ...]
@@ -68,7 +68,7 @@ def blend_problems(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
 
 
 def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
-    """Return the blends of a run as Megatron reads them (get_blend_and_blend_per_split)."""
+    """Yield the blends of a run as Megatron reads them (get_blend_and_blend_per_split)."""
     args = prepared.args
     one: list[Words] = []
     if args.values.get("data_path"):
@@ -91,7 +91,7 @@ def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
             for split in SPLITS:
                 per_split[split] = [(word, where) for word in _as_words(content[split])]
         except (ValueError, KeyError, TypeError) as exc:
-            message = f"per_split_data_args_path does not hold JSON with lists for train, valid and test: {exc}"
+            message = f"per_split_data_args_path is not JSON with lists for train, valid and test: {exc}"
             yield Problem("error", "data-blend", message, where)
             return
     for split in SPLITS:
@@ -120,7 +120,7 @@ def _as_words(value: object) -> list[str]:
 
 
 def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None, str | None]:
-    """Return the text of a file that a flag names and its place, or None; another check reports missing files."""
+    """Return the text and the place of a flag's file, or None. Another check reports missing files."""
     here = paths.here(prepared.args.values.get(flag))
     if here is None:
         return None, None
@@ -131,7 +131,7 @@ def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None
 
 
 def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
-    """Parse prefixes, or alternating weights and prefixes, like Megatron's get_blend_from_list."""
+    """Parse prefixes, or alternating weights and prefixes, as Megatron's get_blend_from_list does."""
     where = words[0][1]
     numbers = [_number(text) for text, _ in words]
     weights = [number for number in numbers[::2] if number is not None]
@@ -163,7 +163,7 @@ def _number(text: str) -> float | None:
 
 
 def _fractions(prepared: Prepared) -> tuple[float, ...] | Problem:
-    """Parse a split like Megatron (parse_and_normalize_split)."""
+    """Parse a split as Megatron's parse_and_normalize_split does."""
     text = str(prepared.args.values.get("split") or DEFAULT_SPLIT)
     try:
         parts = list(map(float, re.findall(r"[.0-9]+", text)))
@@ -193,7 +193,7 @@ def _check(blend: Blend, prepared: Prepared, paths: JobPaths) -> Iterator[Proble
 
 
 def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
-    """Return the index of a prefix, its problem, or None if this machine cannot access it."""
+    """Return the index of a prefix, or a problem; None if this machine cannot access the files."""
     prefix, where = dataset.prefix, dataset.where
     if is_remote(prefix) or unexpanded(prefix):
         return None
@@ -232,14 +232,15 @@ def _meant(prefix: str, here: Path) -> str:
 
 
 def _empty_splits(dataset: Dataset, index: Index, blend: Blend, prepared: Prepared) -> Iterator[Problem]:
-    """Find a split with a share but without a document, with which Megatron counts epochs forever.
+    """Find splits whose share rounds to no document. Megatron would hang while building the dataset.
 
-    `_get_num_epochs` of megatron/core/datasets/gpt_dataset.py adds the tokens of an epoch until they are enough.
+    `_get_num_epochs` in megatron/core/datasets/gpt_dataset.py adds up epochs until there are enough tokens. If an epoch
+    has none, it never stops.
     """
     begin = 0.0
     for split, fraction in zip(SPLITS, blend.fractions, strict=True):
         end = begin + fraction
-        # Like Megatron's builder, rounds half to even.
+        # Python's round() rounds half to even, as Megatron's builder does.
         if fraction > 0 and round(begin * index.sequences) == round(end * index.sequences):
             yield Problem(
                 "error",
@@ -253,7 +254,7 @@ def _empty_splits(dataset: Dataset, index: Index, blend: Blend, prepared: Prepar
 
 
 def _cache(dataset: Dataset, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
-    """Check the default cache: without data.cache, the first run creates a folder named like the prefix."""
+    """Check the default cache. Without data.cache, Megatron writes its index to a folder named after the prefix."""
     if prepared.args.values.get("data_cache_path"):
         return
     cache = f"{dataset.prefix}/cache"
@@ -267,14 +268,14 @@ def _cache(dataset: Dataset, prepared: Prepared, paths: JobPaths) -> Iterator[Pr
 
 
 def asked_tokens(prepared: Prepared) -> int:
-    """Return the number of tokens that a run requests; 0 if it does not say how long it trains."""
+    """Return the number of tokens that a run trains on, or 0 if the recipe does not set its length."""
     args = prepared.args
     samples = args.integer("train_samples", args.integer("train_iters", 0) * prepared.layout.global_batch)
     return samples * args.integer("seq_length", 0)
 
 
 def train_fraction(prepared: Prepared) -> float:
-    """Return the share of the data that is for training. Raises UserError for an invalid split."""
+    """Return the share of the data used for training. Raises UserError for an invalid split."""
     fractions = _fractions(prepared)
     if isinstance(fractions, Problem):
         raise UserError([fractions])
@@ -288,12 +289,12 @@ def _tokens(known: list[tuple[Dataset, Index]], blend: Blend, prepared: Prepared
     if not asked:
         return
     if known[0][0].weight is None and len(known) > 1:
-        # Megatron limits such a blend to its size, and its default data loader reads it once.
+        # A blend without weights is limited to its size, and Megatron's default data loader reads it only once.
         if asked > there and args.values.get("dataloader_type") != "cyclic":
             yield Problem(
                 "error",
                 "data-too-short",
-                f"the run needs {_count(asked)} tokens, and this blend without weights has {_count(there)} for "
+                f"the run needs {_count(asked)} tokens, but this blend without weights has {_count(there)} for "
                 "training: Megatron reads it once, then fails",
                 blend.where,
                 "write a weight before each path, so that Megatron repeats the data; or train for fewer iterations",
@@ -326,7 +327,7 @@ def _count(tokens: float) -> str:
 def _manifest(
     prefix: str, here: Path, where: str | None, index: Index, prepared: Prepared, paths: JobPaths
 ) -> Iterator[Problem]:
-    """Compare the manifest of a dataset (`fp8launch data build`) with its files, the model and the tokenizer."""
+    """Compare a dataset's manifest, written by `fp8launch data build`, with its files, the model and the tokenizer."""
     try:
         manifest = read_manifest(here)
     except (OSError, ValueError) as exc:
@@ -337,8 +338,8 @@ def _manifest(
         return
     wrong = _contradictions(here, manifest, index)
     if wrong:
-        message = f"data {prefix} is not what its manifest says: {'; '.join(wrong)}"
-        fix = f"`fp8launch data inspect {prefix} --verify`; copy it again, or build it again"
+        message = f"data {prefix} does not match its manifest: {'; '.join(wrong)}"
+        fix = f"run `fp8launch data inspect {prefix} --verify`; copy or build it again"
         yield Problem("error", "data-manifest", message, where, fix)
         return
     yield from _vocabulary(prefix, where, manifest, prepared)
@@ -357,10 +358,10 @@ def _contradictions(here: Path, manifest: Manifest, index: Index) -> list[str]:
 
 
 def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Prepared) -> Iterator[Problem]:
-    """Find token ids outside the embedding table, which end in an assertion on the GPU when a batch contains one.
+    """Find token ids beyond the embedding table. They trigger an assertion on the GPU as soon as a batch contains one.
 
-    Without padded_vocab_size Megatron uses the vocabulary of its tokenizer. Only with NullTokenizer does it use
-    vocab_size, plus one for the end of a document.
+    Without padded_vocab_size, Megatron uses the vocabulary size of its tokenizer. Only with NullTokenizer does it use
+    vocab_size, plus one for the end-of-document token.
     """
     args = prepared.args
     size = args.integer("vocab_size", 0)
@@ -375,7 +376,7 @@ def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Pr
     yield Problem(
         "error",
         "data-vocabulary",
-        f"data {prefix} may hold token ids up to {manifest.vocab_limit - 1}, and the model has {embeddings} embeddings",
+        f"data {prefix} may have token ids up to {manifest.vocab_limit - 1}, but the model has {embeddings} embeddings",
         where,
         f"set model.vocab_size to {manifest.vocab_limit} or more",
     )
@@ -396,6 +397,6 @@ def _tokenizer(
     except (OSError, ValueError):
         return
     if now != made_with.sha256:
-        message = f"data {prefix} was made with another tokenizer ({made_with.file}) than data.tokenizer.model, {model}"
-        fix = "name the tokenizer that the data was made with, or build the data again"
+        message = f"data {prefix} was built with tokenizer {made_with.file}, but data.tokenizer.model is {model}"
+        fix = "set the tokenizer with which the data was built, or build the data again"
         yield Problem("error", "data-other-tokenizer", message, where, fix)

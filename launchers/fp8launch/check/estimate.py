@@ -1,4 +1,4 @@
-"""Estimate a run before it runs: parameters, memory, cost, and the predictions of plugins."""
+"""Estimate a run without running it: parameters, memory, cost, and predictions of plugins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fp8launch.megatron.parameters import Parameters, parameters
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a plugin predicts of a run.
+    """A plugin's prediction for a run.
 
-    `fields` are added to the JSON of `estimate`; `print_text` prints the same for readers. The cost is computed from
-    `throughput` if nothing better is known.
+    `fields` are added to the JSON of `estimate`, and `print_text` prints the same as text. The cost is computed from
+    `throughput` unless a better value is known.
     """
 
     fields: Mapping[str, Any]
@@ -28,16 +28,16 @@ class Prediction:
     throughput: Throughput | None = None
 
 
-# A plugin's function. It returns a prediction, or a sentence that says why there is none.
+# A plugin's function. It returns a prediction, or the reason why there is none.
 Estimator = Callable[[ResolvedRun, MemoryEstimate | None], "Prediction | str"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of a run or of one of its phases.
+    """An estimate for a run or one of its phases.
 
-    `parameters` is None for a model whose parameters are not counted, `memory` if memory is not modelled.
-    `not_predicted` says why each missing prediction is missing, by its field.
+    `parameters` is None if the model's parameters cannot be counted, and `memory` if its memory is not modelled.
+    `not_predicted` maps the field of each missing prediction to the reason.
     """
 
     prepared: Prepared
@@ -49,14 +49,14 @@ class Estimate:
     not_predicted: Mapping[str, str] = field(default_factory=dict)
 
 
-# Fields of plugins that JSON always has, so that scripts need not know which plugins are active.
+# Plugin fields that the JSON always has, so that scripts need not know which plugins are active.
 _FIELDS = ("predicted",)
 
 
 def estimate_run(prepared: Prepared, gpu: str | None = None, speed: float | None = None) -> list[Estimate]:
     """Estimate a run, or each of its phases.
 
-    `gpu` is the GPU that replaces the recipe's, and `speed` a throughput in tokens/s/GPU that the user states.
+    `gpu` replaces the recipe's GPU. `speed` is a throughput in tokens/s/GPU given by the user.
     """
     if not prepared.phases:
         return [_estimated(prepared, None, gpu, speed)]
@@ -97,7 +97,7 @@ def _predictions(run: ResolvedRun, memory: MemoryEstimate | None) -> tuple[dict[
 
 
 def _known_throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:
-    """Return the throughput that the user states, else the published one if the recipe's GPU is not replaced."""
+    """Return the throughput given by the user, else the published one unless another GPU is considered."""
     if stated is not None:
         return Throughput(stated, "stated by --tokens-per-second-per-gpu", known=True)
     reference = prepared.loaded.recipe.reference
@@ -110,7 +110,7 @@ def _known_throughput(prepared: Prepared, what_if: str | None, stated: float | N
 def as_json(prepared: Prepared, each: list[Estimate]) -> dict[str, Any]:
     """Return the JSON of an estimate.
 
-    A run with phases is described by the phase that needs most memory, the cost of all phases, and each phase.
+    For a run with phases, it has the phase that needs the most memory, the cost of all phases, and every phase.
     """
     phases = list(map(_as_json, each))
     if not prepared.phases:

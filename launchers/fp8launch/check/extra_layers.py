@@ -1,4 +1,4 @@
-"""Layers of the check that plugins add. They run on request, after the core's layers and on runs without errors."""
+"""Check layers added by plugins. They run on request, after the core's layers, on runs without errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fp8launch.check.checker import CheckResult
 from fp8launch.cluster.profile import Cluster
 from fp8launch.job.prepared import Prepared
 
-# Given the number of steps, a context whose value is called at the end of each step.
+# Given the number of steps, returns a context manager. Call the value it yields after each step.
 Progress = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
@@ -22,9 +22,9 @@ def no_progress(steps: int) -> AbstractContextManager[Callable[[], None]]:
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """What a layer extends.
+    """The input of a layer.
 
-    `results` belong to `runs`, one each. `asked_by` names the option or the profile field that requests the layer.
+    `results` has one result for each run in `runs`. `asked_by` is the option or profile field that requests the layer.
     """
 
     runs: Sequence[Prepared]
@@ -49,18 +49,18 @@ def _no_verdict(reports: Sequence[Any]) -> str:
 
 @dataclass(frozen=True)
 class ExtraLayer:
-    """A layer of a plugin. The name under which the plugin adds it is the option: `rehearse` for `--rehearse`.
+    """A check layer of a plugin. Its name in the registry becomes the option, such as `--rehearse`.
 
-    name           the key of its state and its report in JSON
-    doing          what its progress bar says
+    name           key of its state and its report in JSON
+    doing          title of its progress bar
     check_help     help of the option of `check`
     submit_help    help of the option of `submit`
-    run            returns the extended results: problems, the state of the layer in `layers`, its report in `extra`
-    runs_scripts   whether it runs the script that a recipe names: other users' recipes are then refused
-    profile_field  the field of a cluster profile by which a site requests the layer for `submit`
-    wanted         whether the cluster profile requests the layer for a run
-    notes          sentences about all reports, printed once
-    verdict        a phrase for the summary of all reports; empty to leave it out
+    run            returns results extended by problems, the layer's state in `layers`, and its report in `extra`
+    runs_scripts   whether it runs the script of a recipe, so that recipes of other users must be refused
+    profile_field  field of a cluster profile with which a site requests the layer for `submit`
+    wanted         returns whether the cluster profile requests the layer for a run
+    notes          returns notes about all reports, printed once
+    verdict        returns a phrase about all reports for the summary, or an empty string
     """
 
     name: str
@@ -76,7 +76,7 @@ class ExtraLayer:
 
 
 def extra_layers() -> dict[str, ExtraLayer]:
-    """Return the layers of active plugins, by their options."""
+    """Return the layers of active plugins by option."""
     return dict(plugin_registry.loaded("check_layers"))
 
 
@@ -90,8 +90,8 @@ def with_extra_layers(
 ) -> list[CheckResult]:
     """Run the requested layers.
 
-    `asked` maps options to the user's choice; for None the cluster profile decides, run by run. `bar` makes the
-    progress bar of a layer from its title and the number of steps.
+    `asked` maps each option to the user's choice. For None, the cluster profile decides for each run. `bar` creates a
+    layer's progress bar, given its title and the number of steps.
     """
     found = list(results)
     for option, layer in extra_layers().items():

@@ -1,6 +1,7 @@
 """Check the files that a run reads and the folders that it writes, as far as this machine can access them.
 
-Megatron's validators do not look at files, so these mistakes end or silently spoil a run after it waited in the queue.
+Megatron's validators do not look at files. Without this check, such mistakes stop or silently spoil a run after it has
+waited in the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from fp8launch.megatron.path_flags import PATH_FLAGS, path_flags
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
-# Blends, tokenizers and checkpoints to start from are checked elsewhere.
+# Other modules check blends, tokenizers and the checkpoints that a run starts from.
 OWN_RULES = {*path_flags("read", "prefix", "name"), "load", "pretrained_checkpoint"}
 READ_FILES = tuple(flag for flag in path_flags("read", "file") if flag not in OWN_RULES)
 READ_FOLDERS = tuple(flag for flag in path_flags("read", "folder") if flag not in OWN_RULES)
@@ -61,7 +62,7 @@ def problems(
 ) -> Iterator[Problem]:
     """Yield the problems of a run's files: data, tokenizer, checkpoints, caches, and other paths in flags.
 
-    `environment` is the submitting shell's, which locates the Hugging Face cache; `runtime` runs the recipe's image.
+    `environment` is that of the submitting shell and locates the Hugging Face cache. `runtime` runs the recipe's image.
     """
     args, paths = prepared.args, job_paths(prepared.loaded, cluster, runtime)
     yield from _programs(prepared, paths)
@@ -84,7 +85,7 @@ def problems(
 
 
 def _paths_in(args: EngineArguments, *flags: str) -> Iterator[tuple[str, str]]:
-    """Yield each of `flags` that is set to a path that can be looked up, and the path."""
+    """Yield each of `flags` whose value is a path that can be looked up, with the path."""
     for flag in flags:
         if text := local_path_in(args.values.get(flag)):
             yield flag, text
@@ -117,7 +118,7 @@ def _written(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
     for flag, text in _paths_in(args, *WRITTEN_FOLDERS, *WRITTEN_FILES):
         where, name = args.places.get(flag), RECIPE_NAMES.get(flag, flag)
         if not text.startswith("/"):
-            # It is in the run folder, which belongs to the user.
+            # The path is inside the run folder, which belongs to the user.
             if paths.leaves_the_run_folder(text):
                 message = f"{name} '{text}' is outside the run folder, and the container has only the run folder"
                 fix = "write an absolute path, and mount its folder"
@@ -139,8 +140,8 @@ def _stored(args: EngineArguments, cluster: Cluster, paths: JobPaths) -> Iterato
         if place is None or not used:
             continue
         if paths.mounts is not None and paths.here(str(place)) != place:
-            message = f"{place} is hidden in the container by a mount of the recipe onto a folder above it"
-            yield Problem("error", "path-not-mounted", message, where, "mount something else, or elsewhere")
+            message = f"{place} is hidden in the container by one of the recipe's mounts, whose target is a parent"
+            yield Problem("error", "path-not-mounted", message, where, "change or remove that mount")
         elif where == CHECKPOINTS and (why := why_not_writable(place)):
             yield Problem("error", "not-writable", f"checkpoints would go to {place}: {why}", where, "choose another")
 
@@ -157,7 +158,7 @@ def _why_not_written(flag: str, text: str, paths: JobPaths) -> str | None:
 
 
 def _programs(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
-    """Check the files that the engine needs. Without a container, planning the job checks script and Python."""
+    """Check the files that the engine needs. Without a container, planning the job checks the script and Python."""
     loaded = prepared.loaded
     for file in prepared.engine.files(loaded.recipe):
         if is_remote(file.path) or (file.planned and paths.mounts is None):
@@ -170,6 +171,6 @@ def _programs(prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
     if paths.mounts is None:
         return
     python = loaded.recipe.launch.python
-    brought = ("/usr/", "/bin/", "/opt/")  # where images keep their own
+    brought = ("/usr/", "/bin/", "/opt/")  # where images have their own Python
     if python is not None and python.startswith("/") and not python.startswith(brought) and not paths.visible(python):
         yield not_mounted("launch.python", python, loaded.where("launch", "python"), paths, "read")

@@ -1,4 +1,4 @@
-"""Compute the sizes of a model's matrix products on one GPU, after tensor, sequence, context and expert parallelism."""
+"""Compute the GEMM shapes of a model on one GPU, after tensor, sequence, context and expert parallelism."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fp8launch.megatron.model_arithmetic import (
 
 @dataclass(frozen=True)
 class Width:
-    """A feature dimension of a linear layer: `total` over `parts` ranks. `dests` are the arguments that decide it."""
+    """A feature dimension of a linear layer, `total` over `parts` ranks. `dests` are the arguments that set it."""
 
     name: str
     total: int
@@ -30,7 +30,7 @@ class Width:
 
     @property
     def size(self) -> int | None:
-        """Return the features on each rank; None if they do not divide, which Megatron rejects."""
+        """The number of features per rank, or None if they do not divide evenly, which Megatron rejects."""
         if self.total % self.parts:
             return None
         return self.total // self.parts
@@ -41,7 +41,7 @@ def heads(run: ResolvedRun) -> int:
 
 
 def heads_fit(run: ResolvedRun) -> bool:
-    """Return whether the model's width divides into heads, and the heads over tensor parallel ranks."""
+    """Return whether the hidden size divides evenly into heads, and the heads over tensor-parallel ranks."""
     count, stated = heads(run), run.integer("kv_channels") or run.on("multi_latent_attention")
     if not count or count % run.layout.tp:
         return False
@@ -49,7 +49,7 @@ def heads_fit(run: ResolvedRun) -> bool:
 
 
 def widths(run: ResolvedRun) -> Iterator[Width]:
-    """Yield each feature dimension of the quantized linear layers once."""
+    """Yield every feature dimension of the quantized linear layers, once each."""
     tp, args, kinds = run.layout.tp, run.arguments, layer_kinds(run.arguments)
     hidden = run.integer("hidden_size")
     if not hidden or not heads(run):
@@ -60,7 +60,7 @@ def widths(run: ResolvedRun) -> Iterator[Width]:
     latent = latent_attention(args)
     if "latent attention" in kinds and latent is not None:
         yield from _latent_attention(run, latent)
-    # Layers of a hybrid model may have different kinds of attention, which are not checked here.
+    # Layers of hybrid models may have different kinds of attention, so their widths are not checked.
     elif "attention" in kinds and hybrid_pattern(args) is None:
         qkv = (heads(run) + 2 * max(query_groups(args), tp)) * head_width(args)
         sizes = ("num_attention_heads", "num_query_groups", "kv_channels", "hidden_size")
@@ -77,7 +77,7 @@ def widths(run: ResolvedRun) -> Iterator[Width]:
 
 
 def _latent_attention(run: ResolvedRun, latent: Latent) -> Iterator[Width]:
-    """Yield the widths of multi-latent attention. Each rank has whole down projections and parts of up projections."""
+    """Yield the widths of multi-latent attention. Down projections are replicated; up projections are sharded."""
     tp, n = run.layout.tp, heads(run)
     if latent.query_rank:
         yield Width("q_lora_rank", latent.query_rank, 1, ("q_lora_rank",))
@@ -91,8 +91,11 @@ def _latent_attention(run: ResolvedRun, latent: Latent) -> Iterator[Width]:
 
 
 def tokens(run: ResolvedRun) -> tuple[int, int] | None:
-    """Return the tokens of a micro batch on a rank: inside a column-parallel layer, after the gather, and between
-    layers, where sequence parallelism splits them. None if they do not divide."""
+    """Return the tokens of a micro batch on a rank, or None if they do not divide evenly.
+
+    The first number applies inside a column-parallel layer, after the gather. The second applies between layers, where
+    sequence parallelism splits the tokens.
+    """
     layout = run.layout
     sequence = run.integer("seq_length")
     parts = chunks = 1
@@ -107,6 +110,6 @@ def tokens(run: ResolvedRun) -> tuple[int, int] | None:
 
 
 def sequence_parallel(run: ResolvedRun) -> bool:
-    """Return whether sequence parallelism is on; Megatron switches it off without tensor parallelism
+    """Return whether sequence parallelism is on. Without tensor parallelism, Megatron disables it
     (arguments:validate_args)."""
     return run.on("sequence_parallel") and run.layout.tp > 1

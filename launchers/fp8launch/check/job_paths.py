@@ -1,7 +1,7 @@
-"""Resolve the paths of a job through the mounts of its container, or directly without a container.
+"""Resolve the paths of a job through the mounts of its container, or directly if it has none.
 
-A path that is not mounted into the container is an error, even if it exists on this machine: files that a run writes
-there are deleted with the container, and files that it reads there are not found.
+A path that is not mounted into the container is an error even if it exists on this machine. Files that the run writes
+there are deleted with the container, and files that it reads are not found.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fp8launch.megatron.path_flags import Access
 from fp8launch.recipe.load import LoadedRecipe
 
 Kind = Literal["file", "folder", "missing", "denied"]
-# Addresses for Megatron's object store readers. With a single slash it is a path.
+# URLs for Megatron's object store readers. With a single slash, the text is a path.
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
-# The recipe's keys of flags.
+# Names of these flags in recipes.
 RECIPE_NAMES = {"save": "checkpoint.dir", "load": "checkpoint.load", "data_cache_path": "data.cache"}
-# The number of links that Linux follows in one path.
+# The maximum number of symbolic links that Linux follows in one path.
 _MAX_LINKS = 40
 
 
 @dataclass(frozen=True)
 class JobPaths:
-    """The file system that a job's processes see.
+    """The file system as a job's processes see it.
 
-    `mounts` is None for a job without a container, which sees the machine's own paths; otherwise the mounts in the
-    order in which they are made. `image` is the image's root folder on this machine, if the image is a folder.
-    `contains` are the paths that the recipe declares as part of the image.
+    `mounts` has the container's mounts in order. It is None for a job without a container, which sees the host's paths.
+    `image` is the root folder of the image on this machine, if the image is a folder. `contains` has the paths that the
+    recipe declares as part of the image.
     """
 
     mounts: tuple[Mount, ...] | None
@@ -50,8 +50,8 @@ class JobPaths:
     def here(self, path: object) -> Path | None:
         """Map an absolute path of the job to this machine.
 
-        None if this machine cannot access it: in an object store, in the image, or relative to a future run folder;
-        or if the argument is not text.
+        Returns None if this machine cannot access the path, because it is in an object store, in the image or relative
+        to a future run folder, and if the value is not text.
         """
         if not isinstance(path, str) or not path.startswith("/"):
             return None
@@ -73,7 +73,7 @@ class JobPaths:
         return mount
 
     def mounted(self, path: str) -> bool:
-        """Return whether an absolute path is on the host, so that files written there outlive the container."""
+        """Return whether an absolute path is on the host, where files outlive the container."""
         return self.mounts is None or covering(self.mounts, self._followed(path)) is not None
 
     def visible(self, path: str) -> bool:
@@ -86,15 +86,15 @@ class JobPaths:
         return self.image is not None and os.path.lexists(self.image / inside.lstrip("/"))
 
     def leaves_the_run_folder(self, path: str) -> bool:
-        """Return whether a relative path leads out of the run folder, to places that a container lacks."""
+        """Return whether a relative path leads out of the run folder, to places that the container does not have."""
         return self.mounts is not None and posixpath.normpath(path).startswith("..")
 
     def target_of_link(self, path: str) -> str:
-        """Resolve the links of an absolute path as the container resolves them."""
+        """Resolve the symbolic links of an absolute path as the container would."""
         return self._followed(path)
 
     def _followed(self, path: str) -> str:
-        """Return `path` with its symbolic links resolved like in the container, where their targets are paths."""
+        """Resolve symbolic links with their targets interpreted inside the container."""
         mounts = self.mounts or ()
         targets = {clean(mount.target) for mount in mounts}
         at, links = "/", 0
@@ -106,7 +106,7 @@ class JobPaths:
                 continue
             step = posixpath.join(at, name)
             link = None
-            if step not in targets:  # a mount on a link hides the link; the host resolves links in the mount's source
+            if step not in targets:  # a mount hides a link at its target, and the host resolves links in its source
                 link = _link(on_host(mounts, step))
             if link is None or links == _MAX_LINKS:
                 at = step
@@ -119,9 +119,9 @@ class JobPaths:
 
 
 def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = None) -> JobPaths:
-    """Return the file system of a recipe's job; `runtime` defaults to the profile's, else pyxis.
+    """Return the file system of a recipe's job. `runtime` defaults to the profile's runtime, or else to pyxis.
 
-    Mounts that do not parse are skipped here; planning the job reports them.
+    Invalid mounts are skipped, because planning the job reports them.
     """
     container = loaded.recipe.container
     runtime = runtime or cluster.runtime or "pyxis"
@@ -134,10 +134,10 @@ def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = 
 
 
 def _runtime_mounts(runtime: Runtime, environment: Mapping[str, str]) -> tuple[Mount, ...]:
-    """Return the mounts that a runtime adds to every container, as far as this machine can determine them.
+    """Return the mounts that a runtime adds to every container, as far as this machine can tell.
 
-    Pyxis adds none: its /tmp is empty and is deleted with the container, and our jobs disable the home folder.
-    Charliecloud mounts /tmp. Apptainer mounts /tmp, the home folder, and the bind paths of its configuration.
+    Pyxis adds none: its /tmp is empty and is deleted with the container, and our jobs disable mounting the home folder.
+    Charliecloud mounts /tmp. Apptainer mounts /tmp, the home folder, and the bind paths in its configuration.
     """
     if runtime == "charliecloud":
         return (Mount("/tmp", "/tmp"),)
@@ -178,7 +178,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _link(host: str | None) -> str | None:
-    """Return the target of a symbolic link of this machine; None for anything else."""
+    """Return the target of a symbolic link on this machine; None for anything else."""
     if host is None:
         return None
     try:
@@ -188,17 +188,17 @@ def _link(host: str | None) -> str | None:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a path is an address of an object store, such as s3://bucket/key."""
+    """Return whether a path is an object store URL, such as s3://bucket/key."""
     return _REMOTE.match(path) is not None
 
 
 def unexpanded(path: str) -> bool:
-    """Return whether a path contains a `~` or `$` that a shell would expand; no shell reads Megatron's arguments."""
+    """Return whether a path contains `~` or `$`. No shell expands them, because none reads Megatron's arguments."""
     return path.startswith(("~", "$")) or "/$" in path
 
 
 def local_path_in(value: object) -> str | None:
-    """Return a path that can be looked up; None for unset values, addresses, and what only a shell would expand."""
+    """Return a path that can be looked up; None for unset values, URLs, and paths that a shell would have to expand."""
     if not isinstance(value, str) or not value or is_remote(value) or unexpanded(value):
         return None
     return value
@@ -212,7 +212,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the kind of a path as this user sees it; a path that is invalid for the file system is "missing"."""
+    """Return the kind of a path as this user sees it. A path that is invalid on the file system is "missing"."""
     try:
         mode = path.stat().st_mode
     except PermissionError:
@@ -235,7 +235,7 @@ def entries(folder: Path) -> list[str]:
 def out_of_reach(
     what: str, text: str, where: str | None, paths: JobPaths, fix: str = "write an absolute path"
 ) -> Problem | None:
-    """Return the problem of an input path that no job can find, wherever it runs; `fix` is for relative paths."""
+    """Return the problem of an input path that no job could find on any machine. `fix` is for relative paths."""
     if not text.startswith("/"):
         message = f"{what} '{text}' is relative to the run folder, which is new for each run and does not contain it"
         return Problem("error", "path-relative", message, where, fix)
@@ -247,7 +247,7 @@ def out_of_reach(
 def missing_path(
     what: str, text: str, where: str | None, paths: JobPaths, wanted: Kind = "file", code: str = "file-missing"
 ) -> Problem | None:
-    """Return the problem of a missing input path; None if it exists or cannot be checked from here."""
+    """Return the problem of a missing input path, or None if it exists or cannot be checked from here."""
     if problem := out_of_reach(what, text, where, paths):
         return problem
     here = paths.here(text)
@@ -256,20 +256,20 @@ def missing_path(
     found = kind_of(here)
     if found == wanted:
         return None
-    states = {"missing": "does not exist", "denied": "is not readable for you"}
+    states = {"missing": "does not exist", "denied": "is not readable by you"}
     state = states.get(found, f"is a {found}, not a {wanted}")
     return Problem("error", code, f"{what} {with_place_here(text, here)} {state}", where, "correct the path")
 
 
 def with_place_here(text: str, here: Path) -> str:
-    """Return a path of the job, followed by its path on this machine if that differs."""
+    """Return a path of the job, with its path on this machine if that differs."""
     if str(here) == text:
         return text
     return f"{text} (on this machine {here})"
 
 
 def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access: Access) -> Problem:
-    """Return the problem of a path that the job's container lacks, with the mount that would add it."""
+    """Return the problem of a path that is missing in the job's container, with the mount that would add it."""
     led = paths.target_of_link(text)
     place = text
     if led != clean(text):
@@ -291,7 +291,7 @@ def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access
 
 
 def _folder_to_mount(path: str, access: Access) -> str:
-    """Return the nearest existing folder; if there is none, the first folder of the path."""
+    """Return the nearest existing parent folder, or the first folder of the path if there is none."""
     root = Path("/")
     found = Path(path)
     if access == "read":
@@ -304,13 +304,13 @@ def _folder_to_mount(path: str, access: Access) -> str:
 
 
 def _mounted_places(mounts: tuple[Mount, ...]) -> str:
-    # Files in a node's /tmp do not survive, so it is not suggested.
+    # Do not suggest /tmp, because files in a node's /tmp do not last.
     kept = [mount.target for mount in mounts if not mount.read_only and mount.target not in ("/tmp", "/var/tmp")]
     return " or ".join(dict.fromkeys(kept[-3:]))
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Return why this user cannot create or write the folder `path`; None if it is writable."""
+    """Return why this user cannot create or write to the folder `path`; None if it is writable."""
     found = nearest_existing(path)
     if kind_of(found) == "denied":
         return f"you have no access to {found.parent}"
@@ -324,7 +324,7 @@ def why_not_writable(path: Path) -> str | None:
 
 
 def parse_mount(text: str) -> Mount | None:
-    """Parse `/source[:/target[:mode]]` and expand `~`; None if the text is not a mount."""
+    """Parse `/source[:/target[:mode]]` and expand `~`. Return None if the text is not a mount."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if source.startswith("~"):

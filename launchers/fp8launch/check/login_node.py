@@ -1,4 +1,4 @@
-"""Check a run on this machine: run root, image, mounts, files, and the cluster through its scheduler."""
+"""Check what this machine can see of a run: run root, image, mounts, files, and the cluster via its scheduler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
 
-# The codes of this layer. Errors raised by planning a job keep their codes.
+# The codes of this layer. Errors from planning a job keep their own codes.
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("secret-missing", "python-missing", "python-packages"), "error"),
     **dict.fromkeys(("image-missing", "image-not-local", "image-unreadable", "unknown-image"), "error"),
@@ -52,7 +52,7 @@ CODES: Mapping[str, Severity] = {
 }
 
 
-# A Python on a slow file system that does not answer in this time is not checked.
+# If a Python on a slow file system does not answer in this time, its packages are not checked.
 ANSWER_SECONDS = 20.0
 
 
@@ -60,8 +60,8 @@ ANSWER_SECONDS = 20.0
 class Inspection:
     """The problems of a run on this machine.
 
-    `runtime` would run the run's image here, None if that cannot be determined. `job` is the run's job before it has
-    a run folder, None if no job can be planned, or if the runtime could only be assumed.
+    `runtime` is the container runtime, or None if it cannot be determined here. `job` is the run's job, still without a
+    run folder. It is None if no job can be planned or if the runtime is only an assumption.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -72,15 +72,15 @@ class Inspection:
 def inspect_run(
     prepared: Prepared, cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler | None = None
 ) -> Inspection:
-    """Plan a run's job and find problems of this machine and its scheduler, except for files and checkpoints.
+    """Plan a run's job, and find problems with this machine and its scheduler, except for files and checkpoints.
 
-    `environment` is the submitting shell's. `scheduler` will get the job; None asks the cluster's.
+    `environment` is that of the submitting shell. `scheduler` will receive the job; None means the cluster's.
     """
     loaded = prepared.loaded
     found = list(run_root.problems(cluster, environment, scheduler))
     found += [*missing_secrets(loaded, environment), *_image_content(prepared)]
     assumed = _only_assumed(loaded, cluster, environment)
-    # Under pyxis nearly any image name is valid.
+    # pyxis accepts nearly every image name, so assuming it causes no false alarms.
     runtime = "pyxis" if assumed else _runtime(loaded, cluster, environment)
     if isinstance(runtime, Problem):
         job, _ = _plan(prepared, cluster, "pyxis")
@@ -93,7 +93,7 @@ def inspect_run(
     ]
     starts_containers = scheduler is None or scheduler.capabilities.pyxis or runtime != "pyxis"
     job, refused = _plan(prepared, cluster, runtime if starts_containers else "none")
-    # Planning reports only its first problem, so it is shown only without others.
+    # Planning stops at its first problem, which the functions above may have reported better.
     found += here or refused
     if job is not None and not here:
         found += _entry(prepared, runtime)
@@ -106,7 +106,7 @@ def inspect_run(
 def file_problems(
     part: Prepared, cluster: Cluster, environment: Mapping[str, str], runtime: Runtime | None
 ) -> Iterator[Problem]:
-    """Find problems of the files and checkpoints of a run without phases, or of one phase."""
+    """Find problems with the files and checkpoints of a run without phases, or of one phase."""
     yield from files.problems(part, cluster, environment, runtime)
     yield from checkpoint_space.problems(part, cluster, runtime)
     yield from checkpoints.survival_problems(part.loaded)
@@ -114,7 +114,7 @@ def file_problems(
 
 
 def _plan(prepared: Prepared, cluster: Cluster, runtime: Runtime) -> tuple[Job | None, Sequence[Problem]]:
-    """Return the job, or the problems that prevent one. Missing files are found by other functions."""
+    """Return the job, or the problems that prevent it. Other functions report missing files."""
     try:
         return plan(prepared, cluster, UNPLACED, runtime=runtime, check_paths=False), ()
     except UserError as exc:
@@ -151,7 +151,7 @@ def _runtime(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, s
 
 
 def _only_assumed(loaded: LoadedRecipe, cluster: Cluster, environment: Mapping[str, str]) -> bool:
-    """Return whether the runtime is unknown here, because the run is for a cluster that does not answer."""
+    """Return whether the runtime is unknown because the run is for a cluster that this machine cannot query."""
     if loaded.recipe.container.image is None or cluster.runtime is not None:
         return False
     return not schedulers.cluster().answers(environment)
@@ -167,7 +167,7 @@ def _image(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator
         yield from exc.problems
         return
     if image.startswith("/") and not os.access(image, os.R_OK):
-        message = f"container image {image} is not readable for you"
+        message = f"container image {image} is not readable by you"
         yield Problem("error", "image-unreadable", message, loaded.where("container", "image"), f"chmod a+r {image}")
 
 
@@ -189,7 +189,7 @@ def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterato
 
 
 def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
-    """Find a missing Python of a job without a container."""
+    """Check that the Python of a job without a container exists."""
     python, where = _stated_python(loaded, cluster)
     if runtime == "none" and python is not None and python.startswith("/") and not os.access(python, os.X_OK):
         message = f"the job's Python {python} does not exist on this machine, or is not executable"
@@ -197,14 +197,14 @@ def _interpreter(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> It
 
 
 def _stated_python(loaded: LoadedRecipe, cluster: Cluster) -> tuple[str | None, str]:
-    """Return the Python that recipe or profile names, and the place that states it."""
+    """Return the Python set by the recipe or the profile, and the place where it is set."""
     python = loaded.recipe.launch.python
     if python is None and cluster.python is not None:
         return cluster.python, "cluster profile: python"
     return python, loaded.where("launch", "python")
 
 
-# Prints which modules in its arguments are not installed. It imports only the packages that contain them.
+# Prints those of its arguments that are not installed modules. It imports only their parent packages.
 _NOT_INSTALLED = """
 import importlib.util, sys
 def there(name):
@@ -217,7 +217,7 @@ print(*[name for name in sys.argv[1:] if not there(name)])
 
 
 def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Find packages that the engine's processes import and the Python of a job on this machine lacks."""
+    """Find packages that the engine's processes import but that the job's Python on this machine lacks."""
     packages = prepared.engine.packages
     run = resolve_run(prepared)
     optional = {need.module: need for need in needs(run.value)}
@@ -237,20 +237,21 @@ def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mappi
     absent = done.stdout.split()
     for name, need in optional.items():
         if name in absent:
-            message = f"{need.reason} imports {name}, which the job's Python {job.python} does not have"
+            message = f"{need.reason} imports {name}, which is missing in the job's Python {job.python}"
             yield Problem("error", "python-packages", message, run.where(need.setting), f"install it: {need.install}")
     missing = [packages[name] for name in absent if name in packages]
     if missing:
         message = f"the job's Python {job.python} has no {' and no '.join(missing)}, which the run imports"
-        by_pip = f"install them there ({job.python} -m pip install {_requirements(missing)})"
+        by_pip = f"install them with `{job.python} -m pip install {_requirements(missing)}`"
         fix = f"{prepared.engine.installation or by_pip}, or name a Python that has them: "
         yield Problem("error", "python-packages", message, where, fix + "launch.python, or `python:` in the profile")
 
 
 def _requirements(distributions: Sequence[str]) -> str:
-    """Return pip's arguments for distributions, with the versions that fp8launch was tested with.
+    """Return pip's arguments for distributions, limited to versions that fp8launch was tested with.
 
-    Without a range, pip takes the newest torch, and on Python before 3.12 a megatron-core that has no training code.
+    Without limits, pip would install the newest torch and, on Python before 3.12, a megatron-core without training
+    code.
     """
     from importlib.metadata import requires
 
@@ -267,7 +268,7 @@ def _requirements(distributions: Sequence[str]) -> str:
 
 
 def _may_be_asked(python: str) -> bool:
-    """Return whether a Python is a program of this user or the system. A script in its place could do anything."""
+    """Return whether a Python belongs to this user or the system. Anyone else's could run arbitrary code."""
     if not python.startswith("/") or foreign_owner(Path(python)):
         return False
     with open_regular(Path(python)) as file:
@@ -280,14 +281,14 @@ def _image_content(prepared: Prepared) -> Iterator[Problem]:
     image = recipe.container.image
     there = software_in(image)
     said = recipe.software.megatron
-    # The image decides versions that the recipe does not state.
+    # Versions that the recipe does not set come from the image.
     if said is not None and "megatron" in there and _minor(said) != _minor(there["megatron"]):
         message = f"the recipe is written for Megatron-Core {said}, but image {image} contains {there['megatron']}"
         fix = "remove software.megatron to use the image's version, or choose another image"
         yield Problem("warning", "image-software", message, loaded.where("software", "megatron"), fix)
     for package, label in (("transformer_engine", "Transformer Engine"), ("cuda", "CUDA")):
         said, has = getattr(recipe.software, package), there.get(package)
-        # A lower version is a minimum, which the pack's hardware parts state for every image.
+        # A lower version is only a minimum: the pack's hardware parts set it no matter which image is used.
         if said is not None and has is not None and _minor(said) > _minor(has):
             message = f"the recipe expects {label} {said}, but image {image} contains {has}"
             where = loaded.where("software", package)
@@ -296,5 +297,5 @@ def _image_content(prepared: Prepared) -> Iterator[Problem]:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version."""
+    """Return the major and minor version."""
     return tuple(int(part) for part in version.split(".")[:2] if re.fullmatch("[0-9]{1,9}", part))

@@ -1,6 +1,6 @@
-"""Check that a run fits its GPUs: an error if it cannot, a warning if it may not; fixes state how much they save.
+"""Check that a run fits on its GPUs: an error if it cannot, a warning if it may not. Fixes say how much they save.
 
-Source: `fp8launch.megatron.memory`, whose docs/memory.md compares it with measured runs.
+The estimate comes from `fp8launch.megatron.memory`. docs/memory.md compares it with measured runs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fp8launch.megatron.memory import MIB, MemoryEstimate, Term, estimate, usabl
 
 CODES: Mapping[str, Severity] = {"does-not-fit": "error", "tight-memory": "warning"}
 
-# A run beyond the limit of `usable_bytes` is reported. An error stops a submission, so it takes more than that: the run
-# would not fit even if the estimate were this much too high, for software and models that were not measured. NVIDIA
-# publishes its 8B FP8 example for 8 x H100, and by this estimate it needs 3 % more memory than they have.
+# A run above the limit of `usable_bytes` is reported. An error also stops the submission, so it requires that the run
+# would not fit even if the estimate were too high by this factor, as it may be for software and models that were not
+# measured. NVIDIA publishes its 8B FP8 example for 8 x H100; by this estimate, it needs 3 % more memory than they have.
 DOUBT = 1.1
 SUGGESTIONS = 3
 
 
 def problems(run: ResolvedRun) -> Iterator[Problem]:
-    """Yield at most one problem: the run does not fit, or barely. None for CPUs and uncounted models."""
+    """Yield at most one problem: the run does not fit, or barely fits. CPUs and uncounted models have none."""
     capacity = run.gpu.memory_gib * 1024 * MIB
     found = run_estimate(run)
     if found is None or not capacity or not run.is_estimated:
@@ -37,7 +37,7 @@ def problems(run: ResolvedRun) -> Iterator[Problem]:
 
 
 def run_estimate(run: ResolvedRun, changes: Mapping[str, object] | None = None) -> MemoryEstimate | None:
-    """Return the estimate of a run, with some arguments (by Megatron's attribute name) changed."""
+    """Return the estimate for a run, with some arguments changed (by Megatron's attribute name)."""
     args = {**run.arguments, **(changes or {})}
     world = run.layout.world
     number = microbatches(args, division(args, world), run.layout.global_batch)
@@ -58,7 +58,7 @@ def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str
 
 
 def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
-    """Return the changes that save memory, each with its estimate, the sufficient ones first."""
+    """Return the changes that save memory, each with its estimate. Changes that suffice come first."""
     saved = []
     for order, (words, changes) in enumerate(_remedies(run)):
         other = run_estimate(run, changes)
@@ -70,9 +70,9 @@ def _fix(run: ResolvedRun, found: MemoryEstimate, capacity: float) -> str:
 
 
 def _remedies(run: ResolvedRun) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield possible changes, the cheapest in time first."""
+    """Yield possible changes, starting with those that cost the least time."""
     if not run.engine.covers("megatron_lm"):
-        return  # these are keys of Megatron-LM's command line; other engines have their own
+        return  # the changes below are Megatron-LM flags; other engines have their own keys
     if not run.on("use_distributed_optimizer") and not run.fsdp:
         yield "use megatron.use_distributed_optimizer", {"use_distributed_optimizer": True}
     if not run.on("grad_reduce_in_bf16"):

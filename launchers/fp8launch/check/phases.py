@@ -1,6 +1,6 @@
 """Check that each phase can load the previous phase's checkpoint and continue its schedule and data.
 
-Each finding compares two consecutive phases; a value that changes and changes back is reported twice.
+Every finding compares two consecutive phases. A value that changes and changes back is reported twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHECKPOINTING = "megatron/training/checkpointing.py"
 _SCHEDULER = "megatron/core/optimizer_param_scheduler.py load_state_dict"
 _DISTRIBUTED = "megatron/core/optimizer/distrib_optimizer.py"
 
-# Model flags that change no tensor, which phases may change.
+# Model flags that phases may change because they do not change any tensor.
 _NO_TENSOR = frozenset(
     """
     max_position_embeddings rotary_base rotary_percent rotary_scaling_factor rotary_seq_len_interpolation_factor
@@ -44,7 +44,7 @@ _SPLIT = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )  # fmt: skip
-# The flags that, in addition to the split, decide the distributed optimizer's buckets.
+# Flags that determine the distributed optimizer's buckets, in addition to the layout.
 _BUCKETS = (
     "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout",
     "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "fp8_param_gather", "fp4_param_gather",
@@ -66,14 +66,14 @@ class Border:
         return [name for name in names if self.before.value(name) != self.after.value(name)]
 
     def where(self, *names: str) -> str:
-        """Return the place where the later phase sets one of these, else the earlier phase's."""
+        """Return the place where the later phase sets one of the names, else where the earlier phase does."""
         for name in names:
             if place := self.after.places.get(name):
                 return place
         return self.before.where(*names, "global_batch_size")
 
     def words(self, names: Iterable[str]) -> str:
-        """Return text such as `tp from 1 to 2` for each of these."""
+        """Describe the change of each name, such as `tp from 1 to 2`."""
         return ", ".join(f"{n} from {_shown(self.before.value(n))} to {_shown(self.after.value(n))}" for n in names)
 
     @property
@@ -82,7 +82,7 @@ class Border:
 
 
 class Advice(NamedTuple):
-    """A problem at a border and its fix. `about` are the arguments to point at, by default the changed ones."""
+    """A problem at a border, and its fix. `about` has the arguments to point at, by default the changed ones."""
 
     message: str
     fix: str
@@ -94,9 +94,9 @@ Finder = Callable[[Border, list[str]], "Advice | None"]
 
 @dataclass(frozen=True)
 class BorderRule:
-    """A rule that is called with the changed arguments, if any of `compares` changed; always if it compares none.
+    """A rule that is called with the changed arguments if any of `compares` changed, or always if that is empty.
 
-    `source` is the origin of the fact, as in the rules of `check/rules/`.
+    `source` says where the fact comes from, as for rules in `check/rules/`.
     """
 
     code: str
@@ -127,7 +127,7 @@ def _rule(code: str, severity: Severity, source: str, compares: Sequence[str] = 
 
 
 def problems(phases: Sequence[Phase], seen: Sequence[ResolvedRun]) -> list[Problem]:
-    """Return the problems that prevent consecutive phases from continuing one another."""
+    """Return the problems that keep a phase from continuing the previous one."""
     if not seen or not seen[0].engine.covers("megatron_lm"):
         return []
     found = [*_start(seen[0])]
@@ -143,7 +143,7 @@ def problems(phases: Sequence[Phase], seen: Sequence[ResolvedRun]) -> list[Probl
 
 
 def _start(first: ResolvedRun) -> Iterator[Problem]:
-    """Check the start: phases count from iteration 0, so the run must not continue another run's iterations."""
+    """Check the start of the run. Phases count from iteration 0, so it must not continue another run's iterations."""
     load, save = first.value("load"), first.value("save")
     if load and load != save and not first.on("finetune"):
         message = f"the run loads {load} and continues from its iteration, but phases count from iteration 0"
@@ -171,7 +171,7 @@ def phase_model(border: Border, changed: list[str]) -> Advice | None:
     compares=("ckpt_format", "use_megatron_fsdp", "use_torch_fsdp2"),
 )
 def phase_checkpoint_format(border: Border, changed: list[str]) -> Advice | None:
-    # With torch_dist Megatron also loads the older format torch.
+    # With torch_dist, Megatron can also load the older format torch.
     formats = border.before.value("ckpt_format"), border.after.value("ckpt_format")
     if changed == ["ckpt_format"] and formats == ("torch", "torch_dist"):
         return None
@@ -191,7 +191,7 @@ def phase_optimizer_states(border: Border, changed: list[str]) -> Advice | None:
 
 
 def _in_kernel(run: ResolvedRun) -> bool:
-    """Return whether Transformer Engine's kernel keeps the master weights of the precision-aware optimizer."""
+    """Return whether the precision-aware optimizer keeps its master weights in Transformer Engine's kernel."""
     kept = run.value("main_params_dtype") not in (None, "fp32") or run.on("optimizer_cpu_offload")
     return run.on("use_precision_aware_optimizer") and (kept or run.value("fp8_recipe") in (None, "delayed"))
 
@@ -214,26 +214,26 @@ def phase_resharding(border: Border, changed: list[str]) -> Advice | None:
     split = [name for name in changed if name in _SPLIT]
     written = border.before.value("ckpt_format")
     if split and written == "torch":
-        message = f"{border.words(split)}, but a checkpoint in format torch has one file per rank of this split"
-        return Advice(message, "use megatron.ckpt_format: torch_dist, or the same split in all phases", split)
+        message = f"{border.words(split)}, but a checkpoint in format torch has one file per rank of this layout"
+        return Advice(message, "use megatron.ckpt_format: torch_dist, or the same layout in all phases", split)
     reshardable = border.before.on("dist_ckpt_optim_fully_reshardable")
     if written != "torch_dist" or reshardable or not border.before.on("use_distributed_optimizer"):
         return None
     message = f"{border.words(changed)}, but the checkpoint stores the optimizer states by bucket"
-    fix = "set megatron.dist_ckpt_optim_fully_reshardable: true for all phases, or use the same split"
+    fix = "set megatron.dist_ckpt_optim_fully_reshardable: true for all phases, or use the same layout"
     if fully_reshardable_shifts(border.before.arguments, border.before.layout):
-        # The setting alone does not help, because Megatron would write shifted states.
+        # The setting alone does not help, because Megatron would save shifted states.
         fix = (
-            "use the same split. Here megatron.dist_ckpt_optim_fully_reshardable: true saves correct states only "
+            "use the same layout. megatron.dist_ckpt_optim_fully_reshardable: true saves correct states here only "
             "without overlap_grad_reduce, because gradient buckets are padded (Megatron-LM pull request 5077)"
         )
     return Advice(message, fix)
 
 
 def fully_reshardable_shifts(arguments: Mapping[str, Any], layout: Layout) -> bool:
-    """Return whether fully reshardable checkpoints of a run hold shifted states (Megatron-LM pull request 5077).
+    """Return whether fully reshardable checkpoints of a run contain shifted states (Megatron-LM PR 5077).
 
-    They do if a gradient bucket is padded: Megatron pads buckets to a multiple of lcm(ranks, 128).
+    This happens if a gradient bucket is padded. Megatron pads buckets to a multiple of lcm(ranks, 128).
     """
 
     def on(name: str) -> bool:
@@ -302,7 +302,7 @@ def _table_rule(
     severity: Severity = "error",
     when: str = "",
 ) -> BorderRule:
-    """Return a rule of the section `phases` in the table; `when` is about the later phase."""
+    """Return a rule from the section `phases` of the table. `when` applies to the later phase."""
 
     def find(border: Border, changed: list[str]) -> Advice | None:
         names = Names(border.after)

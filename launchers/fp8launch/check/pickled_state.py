@@ -1,4 +1,4 @@
-"""State of delayed scaling in a checkpoint, which Transformer Engine loads only from a source that the user trusts."""
+"""Check checkpoints for delayed-scaling state, which Transformer Engine loads only from sources the user trusts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOADED = ("load", "pretrained_checkpoint")
 
 
 def refuses_pickles(engine: Release | None) -> bool | None:
-    """Return whether a release of Transformer Engine refuses pickled state; None if the release does not decide it.
+    """Return whether a release of Transformer Engine refuses pickled state; None if that depends on the patch release.
 
-    Releases refuse it since 2.18.0, and the two previous minor versions since patch releases 2.16.1 and 2.17.1.
-    Source: set_extra_state in transformer_engine/pytorch/module/base.py of these wheels.
+    It is refused since 2.18.0, and in earlier minor versions since 2.16.1 and 2.17.1. Source: set_extra_state in
+    transformer_engine/pytorch/module/base.py of these wheels.
     """
     if engine is None or (engine[:2] in ((2, 16), (2, 17)) and len(engine) == 2):
         return None
@@ -33,7 +33,7 @@ def refuses_pickles(engine: Release | None) -> bool | None:
 
 
 def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted: bool = False) -> Iterator[Problem]:
-    """Yield reasons why a run cannot load FP8 state from another run's checkpoint, or from its own.
+    """Yield reasons why a run cannot load FP8 state from its own checkpoint or from another run's.
 
     `group_is_trusted` is the cluster profile's `trust_run_root`.
     """
@@ -66,11 +66,11 @@ def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted
         holds = None if here is None else holds_pickled_state(here)
         if holds is False or (holds is None and not own_state):
             continue
-        message = f"{key} {text} holds FP8 state as a Python pickle, which {release} refuses to load"
+        message = f"{key} {text} contains FP8 state as a Python pickle, which {release} refuses to load"
         if holds is None:
             message = f"{key} {text} cannot be read here; {release} refuses FP8 state of delayed scaling"
         fix = (
-            "unpickling runs whatever code the file holds: if you trust everyone who could write it, set "
+            "unpickling runs any code in the file: if you trust everyone who could have written it, set "
             "checkpoint.allow_pickle: true"
         )
         yield Problem(severity if holds else "warning", "pickled-state", message, where, fix)
@@ -87,9 +87,9 @@ def _sources(prepared: Prepared) -> Iterator[tuple[str, str, str | None]]:
 
 
 def holds_pickled_state(folder: Path) -> bool | None:
-    """Return whether a checkpoint has state of delayed scaling; None if it cannot be read or has another format.
+    """Return whether a checkpoint has delayed-scaling state; None if it is unreadable or has another format.
 
-    `folder` is the folder of an iteration, or of all checkpoints with a tracker.
+    `folder` is the folder of one iteration, or the folder of all checkpoints, with a tracker file.
     """
     if not (folder / ".metadata").is_file():
         try:

@@ -1,4 +1,4 @@
-"""A frozen view of one run for the rules: Megatron's arguments with their defaults, the layout, the target."""
+"""A frozen view of a run for the rules: Megatron's arguments with their defaults, the layout and the target."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fp8launch.megatron.versions import Release, release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.untyped import as_int
 
-# The version of Transformer Engine in NVIDIA's current images, assumed if neither recipe nor image states one.
+# The version of Transformer Engine in NVIDIA's current images. It is assumed if neither recipe nor image gives one.
 ASSUMED_TE = "2.20"
 
 
 @dataclass(frozen=True)
 class InstalledSoftware:
-    """Versions in the job; None if neither the recipe nor the image catalogue states one.
+    """Software versions in the job, each None if neither the recipe nor the image catalogue gives it.
 
-    `megatron_bridge` is the release whose recipe the run trains, None for other engines.
+    `megatron_bridge` is the release whose recipe the run trains. It is None for other engines.
     """
 
     transformer_engine: Release | None
@@ -45,10 +45,10 @@ class InstalledSoftware:
 class ResolvedRun:
     """The arguments, layout, GPU and software of a run.
 
-    `given` has the arguments that the recipe sets, by Megatron's attribute name (dest); `defaults` has the values that
-    the parser of this Megatron version, or the engine's entry, fills in. `env` is the environment of the processes as
-    far as recipe, engine and cluster profile set it. `megatron` is its release, such as (0, 19, 2). `before` has the
-    arguments of the run or phase whose training this one continues, None if there is none or it is unknown.
+    `given` has the arguments that the recipe sets, by Megatron's attribute name (dest). `defaults` has the values that
+    this Megatron version's parser or the engine's entry fills in. `env` has the environment variables that the recipe,
+    the engine and the cluster profile set. `megatron` is a release such as (0, 19, 2). `before` has the arguments of
+    the run or phase whose training this one continues; it is None if there is none or it is unknown.
     """
 
     loaded: LoadedRecipe
@@ -67,13 +67,13 @@ class ResolvedRun:
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:
-        """All arguments by Megatron's attribute name; the recipe's override the defaults."""
+        """All arguments by Megatron's attribute name. The recipe's values override the defaults."""
         return {**self.defaults, **self.given}
 
     def value(self, dest: str) -> Any:
-        """Return the value of an argument by Megatron's attribute name; None if this version lacks it.
+        """Return the value of an argument by Megatron's attribute name, or None if this version does not have it.
 
-        Raises KeyError for a name that no supported version has.
+        Raises KeyError if no supported version has it.
         """
         return value_of(self.arguments, dest)
 
@@ -84,7 +84,7 @@ class ResolvedRun:
         return value
 
     def on(self, dest: str) -> bool:
-        """Return whether a switch is set, or a value is neither zero nor empty."""
+        """Return whether a switch is on, or a value is neither zero nor empty."""
         return bool(self.value(dest))
 
     def silences(self, problem: Problem) -> bool:
@@ -92,7 +92,7 @@ class ResolvedRun:
         return problem.severity == "warning" and problem.code in self.loaded.recipe.silence
 
     def where(self, *names: str) -> str:
-        """Return `file:line` of the first of these arguments or variables that the recipe sets, else the recipe."""
+        """Return `file:line` of the first of these arguments or variables in the recipe, else the recipe's file."""
         for name in names:
             if name in self.places:
                 return self.places[name]
@@ -100,7 +100,7 @@ class ResolvedRun:
 
     @property
     def precision(self) -> str:
-        """Return the name of the run's quantization recipe; without one bf16, fp16 or fp32."""
+        """The name of the run's quantization recipe, or bf16, fp16 or fp32."""
         names = ["bf16", "fp16"]
         for operands in DEFAULT_RECIPE:
             names += [operands, f"{operands}_recipe", f"{operands}_quantizer_factory"]
@@ -108,7 +108,7 @@ class ResolvedRun:
 
     @property
     def quantization(self) -> QuantizationRecipe | None:
-        """Return the quantization recipe of the run; None without one and for names that are not in the table."""
+        """The run's quantization recipe, or None if it has none or the table does not list it."""
         return quantization_recipes().get(self.precision)
 
     @property
@@ -117,7 +117,7 @@ class ResolvedRun:
 
     @property
     def transformer_engine(self) -> str:
-        """Return the version of Transformer Engine that the recipe states or its image has, else the assumed one."""
+        """The version of Transformer Engine from the recipe or its image, else the assumed one."""
         return ".".join(map(str, self.software.transformer_engine or ())) or ASSUMED_TE
 
     @property
@@ -126,23 +126,23 @@ class ResolvedRun:
 
     @property
     def uses_te(self) -> bool:
-        """Return whether the layers are Transformer Engine's, on a GPU."""
+        """Whether the layers are Transformer Engine's and run on a GPU."""
         return self.value("transformer_impl") == "transformer_engine" and self.gpu.name != "cpu"
 
     @property
     def has_linear_biases(self) -> bool:
-        """Return whether linear layers have biases; False if the engine's model has an unknown default."""
+        """Whether linear layers have biases. False if the default of the engine's model is unknown."""
         known = "add_bias_linear" in self.given or self.engine.covers("megatron_lm")
         return known and self.on("add_bias_linear")
 
     @property
     def is_estimated(self) -> bool:
-        """Return whether the models of memory and speed hold: Megatron-Core's layers by Transformer Engine."""
+        """Whether the memory and speed models apply: they cover Megatron-Core's layers with Transformer Engine."""
         return self.uses_te and self.engine.covers("megatron_core")
 
 
 def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None) -> ResolvedRun:
-    """Resolve a prepared run for the rules; its recipe overrides the cluster profile's `cluster_env`."""
+    """Resolve a prepared run for the rules. The recipe's variables override `cluster_env` from the cluster profile."""
     loaded, args = prepared.loaded, prepared.args
     recipe = loaded.recipe
     entry = prepared.engine.traits(recipe)
@@ -152,7 +152,7 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
     for name in recipe.launch.config:
         places.setdefault(name, loaded.where("launch", "config", name))
     defaults = {**prepared.engine.defaults(args), **entry.fills_in}
-    # Fields of the config override flags with the same meaning.
+    # Fields of `launch.config` override flags with the same meaning.
     behind = {}
     if entry.sets_config:
         behind = {name: value for name, value in recipe.launch.config.items() if name in defaults}
@@ -177,7 +177,7 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
 
 
 def installed_software(loaded: LoadedRecipe) -> InstalledSoftware:
-    """Return the versions that the recipe sets, else the image catalogue's versions for its image."""
+    """Return the versions set by the recipe, else those that the image catalogue lists for its image."""
     stated = loaded.recipe.software
     image = software_in(loaded.recipe.container.image)
     te = stated.transformer_engine or image.get("transformer_engine")

@@ -1,12 +1,12 @@
-"""A rule is a small function with a code, a severity and the source of its fact.
+"""A rule is a small function with a code, a severity and the source of the fact behind it.
 
     @rule("mxfp8-hopper", "error", source="TransformerEngine pytorch/quantization.py _compute_mxfp8_support")
     def mxfp8_hopper(run: ResolvedRun) -> Iterator[Finding]:
         if run.precision == "mxfp8" and run.gpu.capability < (10, 0):
             yield Finding("...", run.where("fp8_recipe"), "use ...")
 
-To add a rule, put such a function into any module of `check/rules/`, or name it in the `rules` of a plugin. A rule
-that only compares settings is a row of `check/rules/table.yaml` instead.
+To add a rule, write such a function in a module of `check/rules/`, or list it in the `rules` of a plugin. If the rule
+only compares settings, add a row to `check/rules/table.yaml` instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fp8launch.engines.base import Scope
 
 
 class Finding(NamedTuple):
-    """The finding of a rule: a message in the user's terms, `file:line`, and the fix."""
+    """What a rule found: a message in the user's terms, `file:line`, and the fix."""
 
     message: str
     where: str
@@ -37,12 +37,12 @@ Finder = Callable[[ResolvedRun], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule.
+    """A registered rule.
 
-    `source` says where the fact comes from, usually a function in Megatron or Transformer Engine. `says` is a pattern
-    of Megatron's message for the same cause, which is then suppressed. `scope` says for which engines the rule holds
-    (see `engines.base.SCOPES`). A `known_bug` is reported as an advisory, with `source`, a URL. A rule that `compares`
-    uses `ResolvedRun.before`, so it also checks each phase against the previous one.
+    `source` says where the fact comes from, usually a function in Megatron or Transformer Engine. `says` matches
+    Megatron's own message about the same cause, which is then suppressed. `scope` names the engines that the rule
+    applies to (see `engines.base.SCOPES`). A `known_bug` is reported as an advisory, and its `source` is a URL. A rule
+    that `compares` uses `ResolvedRun.before`, so that it can check each phase against the previous one.
     """
 
     code: str
@@ -91,5 +91,5 @@ def all_rules() -> dict[str, Rule]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     for _ in plugin_registry.loaded("rules"):
-        pass  # importing it has registered it
+        pass  # importing a module registers its rules
     return dict(_RULES)

@@ -1,8 +1,8 @@
-"""Check whether run folders can be made below the run root, and whether the nodes of a cluster will see them.
+"""Check whether run folders can be created below the run root, and whether the cluster's nodes will see them.
 
-A node that does not see a run folder cannot even open the job's output: Slurm ends the job at once, and no log says
-why. A node's view cannot be queried from here. The cluster profile can state it, earlier runs below the same root show
-it, and some file systems exist on one machine only.
+If a node does not see the run folder, it cannot even open the job's output: Slurm ends the job at once, and no log says
+why. What a node sees cannot be queried from here. But the cluster profile may list shared folders, earlier runs below
+the same root are evidence, and some file systems can exist on one machine only.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fp8launch.rundir.run_dir import MANIFEST, RunFolder, run_folders
 from fp8launch.schedulers.base import Scheduler
 
 MIB = 1024**2
-# A run folder has the in-job code, the manifest and the logs: about a megabyte, and logs grow. Checkpoints add to it.
+# In-job code, manifest and logs of a run take about a megabyte, and logs grow. Checkpoints come on top.
 LEAST_SPACE, LITTLE_SPACE = 16 * MIB, 1024 * MIB
-# Files of a run folder, without checkpoints.
+# The number of files in a run folder, without checkpoints.
 LEAST_FILES = 100
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("run-root", "run-root-full", "run-root-not-shared"), "error"),
@@ -33,19 +33,19 @@ CODES: Mapping[str, Severity] = {
 WHERE = "run root"
 _OTHER = "choose another with --run-root, `run_root:` in the cluster profile, or FP8LAUNCH_RUNS"
 _SHARED = "choose a folder that every node sees, with --run-root, `run_root:` in the cluster profile, or FP8LAUNCH_RUNS"
-# File systems that no other machine can have.
+# File systems that exist on one machine only.
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "overlay", "squashfs", "rootfs"}
-# File systems of a disk. A machine may share them with others, but by convention not these folders.
+# File systems on a disk. A machine may export them to others, but by convention not the folders listed below.
 _ON_DISK = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "jfs", "reiserfs"}
 _OF_ONE_MACHINE = (Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
-# The number of newest runs to look at. A run that has begun shows that nodes see the run root.
+# How many of the newest runs to look at. A run that has started proves that nodes see the run root.
 _NEWEST = 20
 
 
 def problems(cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler | None = None) -> Iterator[Problem]:
-    """Find problems of the place for run folders.
+    """Find problems with the run root.
 
-    `environment` is the submitting shell's. `scheduler` will get the job; None means the default scheduler.
+    `environment` is that of the submitting shell. `scheduler` will receive the job; None means the default scheduler.
     """
     try:
         root = run_root(cluster, None)
@@ -75,30 +75,30 @@ def _space(root: Path) -> Iterator[Problem]:
 
 
 def _nodes(root: Path, cluster: Cluster, environment: Mapping[str, str], scheduler: Scheduler) -> Iterator[Problem]:
-    """Find out whether nodes may not see the run root, if jobs run on other machines."""
+    """Report that nodes may not see the run root, if jobs run on other machines."""
     if scheduler.capabilities.on_this_machine:
         return
     if cluster.shared_folders:
         shared = [Path(os.path.expandvars(folder)).expanduser() for folder in cluster.shared_folders]
         if not any(_is_below(root, folder) for folder in shared):
             named = ", ".join(cluster.shared_folders)
-            message = f"run root {root} is outside the folders that every node sees: {named}"
+            message = f"run root {root} is outside the folders that all nodes see: {named}"
             yield Problem("error", "run-root-not-shared", message, WHERE, _SHARED)
         return
     begun, unseen = _earlier_runs(root)
     if begun:
         return
     if unseen is not None:
-        message = f"a node could not write below run root {root} when {unseen.run_id} began, and no run has begun there"
+        message = f"a node could not write below run root {root} when {unseen.run_id} started, and no run started there"
         yield Problem("warning", "run-root-unseen", message, WHERE, _SHARED)
     elif (kind := _kind_on_one_machine(root)) and scheduler.uses_other_hosts(environment):
-        message = f"run root {root} is on a file system of this machine alone ({kind}), and jobs run on other machines"
-        fix = f"{_SHARED}; if every node does see it, list it in `shared_folders:` of the profile"
+        message = f"run root {root} is on a local file system ({kind}), but jobs run on other machines"
+        fix = f"{_SHARED}; if every node does see it, list it under `shared_folders:` in the profile"
         yield Problem("warning", "run-root-local", message, WHERE, fix)
 
 
 def _earlier_runs(root: Path) -> tuple[bool, RunFolder | None]:
-    """Return whether a run below this root has begun on a node, and the newest one that did not find its folder."""
+    """Return whether any run below this root started on a node, and the newest run that did not find its folder."""
     newest = None
     for run in filter(_is_of_a_cluster, _newest_runs(root)):
         if run.attempts():
@@ -119,9 +119,9 @@ def _newest_runs(root: Path) -> list[RunFolder]:
 
 
 def _is_of_a_cluster(run: RunFolder) -> bool:
-    """Return whether a run of this user was submitted to a cluster. Its manifest may be damaged."""
+    """Return whether the run is this user's and was submitted to a cluster. Its manifest may be damaged."""
     try:
-        # Looking up the owner of everything in the folder takes longer than reading its manifest.
+        # Checking the owner of everything in the folder would take longer than reading its manifest.
         if why_not_own(run.path / MANIFEST) or schedulers.of_run(run).capabilities.on_this_machine:
             return False
         return run.is_mine and bool(job_ids(run))
@@ -130,7 +130,7 @@ def _is_of_a_cluster(run: RunFolder) -> bool:
 
 
 def _kind_on_one_machine(root: Path) -> str | None:
-    """Return the type of the root's file system if only this machine can have it; else None."""
+    """Return the type of the root's file system if it exists on this machine only, else None."""
     real = nearest_existing(root).resolve()
     kind = _file_system(real)
     if kind in _IN_MEMORY or (kind in _ON_DISK and any(_is_below(real, folder) for folder in _OF_ONE_MACHINE)):
@@ -139,7 +139,7 @@ def _kind_on_one_machine(root: Path) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of the file system of a path, as the kernel lists it; empty if it does not."""
+    """Return the file system type of a path from the kernel's mount table; empty if it is not listed."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A run in four lines: its size, memory, data and image."""
+"""Summarize a run in four lines: size, memory, data and image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fp8launch.wording import and_more
 
 
 def summary(prepared: Prepared) -> list[str]:
-    """Return the four lines. For a run with phases they describe the first phase."""
+    """Return the four lines. For a run with phases, they describe the first one."""
     first = prepared.parts[0]
     return [_size(first), _memory(first), _data(first), _image(first)]
 

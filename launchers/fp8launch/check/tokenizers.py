@@ -1,4 +1,4 @@
-"""Check the files of a tokenizer. Source of each type's files: megatron/core/tokenizers/utils/build_tokenizer.py."""
+"""Check the files of a tokenizer. Which type needs which files: megatron/core/tokenizers/utils/build_tokenizer.py."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fp8launch.diagnostics import Problem
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
 
-# A single file, which sentencepiece or tiktoken reads.
+# Types that need a single file, which sentencepiece or tiktoken reads.
 FILE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
-# A folder or a name on the Hugging Face hub, which transformers reads.
+# Types that need a folder or a name on the Hugging Face hub, which transformers reads.
 HUB_TYPES = ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer")
-# Tokenizer type to the files that Megatron downloads if they are not given.
+# Types with files that Megatron downloads unless they are given.
 VOCAB_TYPES = {
     "GPT2BPETokenizer": ("vocab_file", "merge_file"),
     "BertWordPieceLowerCase": ("vocab_file",),
     "BertWordPieceCase": ("vocab_file",),
 }
-# transformers accepts a folder with one of these files.
+# transformers accepts a folder with any of these files.
 HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -31,7 +31,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def tokenizer_problems(
     prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Yield the problems of the tokenizer's files."""
+    """Yield problems with the tokenizer's files."""
     args = prepared.args
     kind, model = args.values.get("tokenizer_type"), args.values.get("tokenizer_model")
     where = args.places.get("tokenizer_model") or args.places.get("tokenizer_type")
@@ -43,7 +43,7 @@ def tokenizer_problems(
             yield Problem("warning", "tokenizer-from-network", message, where, fix)
     elif kind in (*FILE_TYPES, *HUB_TYPES):
         if not isinstance(model, str) or not model:
-            # A multimodal tokenizer does not need them.
+            # A multimodal tokenizer does not need a model.
             if kind != "MultimodalTokenizer":
                 message = f"{kind} needs a tokenizer model, but none is set"
                 yield Problem("error", "tokenizer-missing", message, where, "set data.tokenizer.model")
@@ -66,7 +66,7 @@ def tokenizer_problems(
 def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator[Problem]:
     here = paths.here(model)
     if here is not None and kind_of(here) == "folder":
-        fix = "write the path of the file in it"
+        fix = "write the path of the file inside it"
         for name in ("tokenizer.model", "tokenizer.json"):
             if name in entries(here):
                 fix = f"write {model.rstrip('/')}/{name}"
@@ -79,7 +79,7 @@ def _file(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator
 def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterator[Problem]:
     here = paths.here(model)
     if here is not None and kind_of(here) == "file":
-        return  # transformers accepts a tokenizer file, too, with a warning
+        return  # transformers also accepts a tokenizer file, with a warning
     if here is not None and kind_of(here) == "folder" and not set(HUB_FILES) & set(entries(here)):
         message = f"{model} contains none of {', '.join(HUB_FILES)}"
         fix = "write the path of the folder that contains the tokenizer"
@@ -89,7 +89,7 @@ def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterat
 
 
 def _cached(model: str, prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]) -> bool:
-    """Return whether the job's Hugging Face cache contains this name, as far as this machine can access it."""
+    """Return whether the job's Hugging Face cache contains this model, as far as this machine can see."""
     job = {**environment, **{k: str(v) for k, v in cluster.env.items()}, **prepared.loaded.recipe.environment}
     home = job.get("HF_HOME") or f"{job.get('XDG_CACHE_HOME') or job.get('HOME', '') + '/.cache'}/huggingface"
     hub = job.get("HF_HUB_CACHE") or f"{home}/hub"

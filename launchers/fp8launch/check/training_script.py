@@ -1,6 +1,6 @@
-"""Refuse training scripts that other users could change, so that none of their code runs under this account.
+"""Refuse training scripts that other users could change, so that their code cannot run under this account.
 
-The job puts the script's folder first in `sys.path`, so anybody who can create a file there decides what is imported.
+The job puts the script's folder first in `sys.path`, so anyone who can create files there controls what is imported.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CODES: Mapping[str, Severity] = {"script-not-safe": "error"}
 def problems(loaded: LoadedRecipe, paths: JobPaths, trusts_group: bool) -> Iterator[Problem]:
     """Yield a problem if the script is on this machine and other users own it or can change it.
 
-    `trusts_group` is the cluster profile's `trust_run_root`. A script inside the container's image is not checked: the
-    modes of its files protect nothing there.
+    `trusts_group` is the cluster profile's `trust_run_root`. Scripts inside the container image are not checked,
+    because file permissions protect nothing there.
     """
     here = _on_this_machine(loaded, paths)
     if here is None or not is_file(here):
@@ -32,7 +32,7 @@ def problems(loaded: LoadedRecipe, paths: JobPaths, trusts_group: bool) -> Itera
     if reason is not None:
         message = f"other users could change what the training script runs: {reason}"
         fix = (
-            "chmod go-w, or move the script to a folder that only you can write to; if everybody in a group may run "
+            "chmod go-w, or move the script to a folder that only you can write to; if everyone in a group may run "
             "code as you, set `trust_run_root: true` in the cluster profile"
         )
         yield Problem("error", "script-not-safe", message, where, fix)
@@ -48,7 +48,7 @@ def _on_this_machine(loaded: LoadedRecipe, paths: JobPaths) -> Path | None:
     if paths.mounts is None:
         try:
             return local_path(text)
-        except UserError:  # planning the job reports it
+        except UserError:  # planning the job reports the error
             return None
     if not paths.mounted(text):
         return None
@@ -60,14 +60,14 @@ def _why_others_can_change(script: Path, trusts_group: bool) -> str | None:
     for place in dict.fromkeys((real, script.parent, real.parent)):
         writers = other_writers(place.stat())
         if writers is not None and not (trusts_group and writers != "everybody"):
-            return f"{place} can be written by {writers}"
+            return f"{place} is writable by {writers}"
     return None
 
 
 def _stranger(script: Path, loaded: LoadedRecipe) -> str | None:
-    """Return the owner of a script next to a recipe if it is neither the recipe's owner nor root.
+    """Return the owner of a script next to its recipe if it is neither the recipe's owner nor root.
 
-    A path to any other folder is the user's or the recipe's explicit choice, such as a colleague's checkout.
+    A path into any other folder, such as a colleague's checkout, is an explicit choice of the recipe or the user.
     """
     for file in loaded.files:
         if file.resolve().parent == script.resolve().parent:

@@ -1,4 +1,4 @@
-"""The layer `megatron`: the verdict of an engine's own validators, which a plugin runs (`Plugin.validators`)."""
+"""The layer `megatron`: the verdict of the engine's own validators, run by a plugin (`Plugin.validators`)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _nothing(fired: Sequence[Rule]) -> Iterable[Problem]:
 
 @dataclass(frozen=True)
 class Validation:
-    """What validators say about a run.
+    """The result of an engine's validators for a run.
 
-    `state` is "ran", or why they did not run; `lacking` is true if they should have run and could not. `problems`
-    returns their refusals, except for refusals that one of the given rules already reports.
+    `state` is "ran", or why they did not run. `lacking` is true if they should have run but could not. `problems`
+    returns what they refuse, except for causes that one of the given rules already reports.
     """
 
     state: str
@@ -44,7 +44,7 @@ class Validation:
     lacking: bool = False
 
 
-# Takes runs, the paths of each, and a callback for downloads; returns the validation of each run.
+# Takes runs, the paths of each run, and a callback for messages about downloads. Returns one validation per run.
 Validator: TypeAlias = "Callable[[Sequence[ResolvedRun], Sequence[JobPaths], Callable[[str], None]], list[Validation]]"
 UNKNOWN_ARGUMENTS = Validation("not run: Megatron-LM's validators do not know the arguments of this engine")
 
@@ -52,7 +52,7 @@ UNKNOWN_ARGUMENTS = Validation("not run: Megatron-LM's validators do not know th
 def validate(
     runs: Sequence[ResolvedRun], paths: Sequence[JobPaths], say: Callable[[str], None] = lambda message: None
 ) -> list[Validation]:
-    """Return what the validators of each run's engine say about it, in order."""
+    """Return the validation of each run by its engine's validators, in order."""
     found = [UNKNOWN_ARGUMENTS] * len(runs)
     for name in {run.engine.validators for run in runs} - {"none"}:
         places = [place for place, run in enumerate(runs) if run.engine.validators == name]

@@ -1,7 +1,7 @@
-"""Files that other users may have written: only regular files are opened, and small ones are read with a limit.
+"""Open files that other users may have written. Only regular files are opened, and reads have a size limit.
 
-Opening a pipe without a writer waits forever, a device has no end, and a sparse file of terabytes costs its owner
-nothing. `tests/safety/test_direct_reads.py` finds code that opens files in another way.
+Opening a pipe without a writer blocks forever, a device never ends, and a sparse file of terabytes costs its owner
+nothing. `tests/safety/test_direct_reads.py` finds code that opens files in any other way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 
 class NotRegular(OSError, ValueError):
-    """A pipe, a device, a socket or a folder is in the place of a file."""
+    """Raised for a pipe, device, socket or folder where a file was expected."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(errno.EINVAL, "it is not a regular file", str(file))
@@ -24,11 +24,11 @@ class NotRegular(OSError, ValueError):
 
 
 def open_regular(file: Path, follow: bool = True, buffering: int = -1) -> BinaryIO:
-    """Open a regular file for reading bytes. Raises OSError, which is NotRegular for anything else.
+    """Open a regular file for reading bytes. Raises OSError, or NotRegular for anything but a regular file.
 
-    Without `follow` a link is refused.
+    Without `follow`, symbolic links are refused.
     """
-    # O_NONBLOCK: opening a pipe returns at once. Reads of regular files do not change.
+    # O_NONBLOCK lets the open of a pipe return immediately. It does not affect reads of regular files.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     if not follow:
         flags |= os.O_NOFOLLOW
@@ -43,9 +43,9 @@ def open_regular(file: Path, follow: bool = True, buffering: int = -1) -> Binary
 
 
 def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises OSError, and ValueError for a larger one.
+    """Read a regular file. Raises OSError, or ValueError if it is larger than `limit` bytes.
 
-    Without `follow` a link is refused.
+    Without `follow`, symbolic links are refused.
     """
     with open_regular(file, follow) as stream:
         raw = stream.read(limit + 1)

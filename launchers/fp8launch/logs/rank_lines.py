@@ -1,4 +1,4 @@
-"""Parts of a log: the lines of some ranks, and the iterations as CSV."""
+"""Extract parts of a log: the lines of some ranks, or the iterations as CSV."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LONGEST = 1 << 20
 
 
 def lines_of_rank(log: Path, rank: int) -> Iterator[str]:
-    """Yield the lines of a rank, by the prefix that srun or torchrun put in front of each.
+    """Yield the lines of a rank, which srun or torchrun marks with a prefix.
 
-    torchrun's prefix has the rank on its node.
+    torchrun's prefix has the local rank.
     """
     for line in _lines(log):
         if split_prefix(line)[0] == rank:
@@ -33,10 +33,10 @@ def lines_of_rank(log: Path, rank: int) -> Iterator[str]:
 
 
 def lines_of_node(log: Path, node: str) -> Iterator[str]:
-    """Yield the lines of all processes of a node. Raises UserError for a node that the log does not name.
+    """Yield the lines of all processes on a node. Raises UserError if the log does not mention the node.
 
-    srun labels lines with the task. The first task of each node prints the node's name, and its tasks follow each
-    other; under torchrun a node has one task.
+    srun labels lines with the task number. The first task on each node prints the node's name, and the tasks of a node
+    have consecutive numbers. Under torchrun, each node has one task.
     """
     first: dict[str, int | None] = {}
     for line in _lines(log):
@@ -45,16 +45,16 @@ def lines_of_node(log: Path, node: str) -> Iterator[str]:
             first.setdefault(name, task)
     if node not in first:
         message = f"the log has no node '{node}'; nodes: {', '.join(sorted(first)) or 'none'}"
-        raise error("unknown-node", message, "--node", "use the name of one of these nodes", ANSWER_IS_NO)
+        raise error("unknown-node", message, "--node", "use one of these nodes", ANSWER_IS_NO)
     begin = first[node]
     if begin is None:
-        return _lines(log)  # a single node, whose lines have no label
+        return _lines(log)  # the run has a single node, and its lines have no labels
     following = [task for task in first.values() if task is not None and task > begin]
     return _lines_of_tasks(log, begin, min(following, default=None))
 
 
 def _lines_of_tasks(log: Path, begin: int, end: int | None) -> Iterator[str]:
-    """Yield the lines of the tasks from `begin` up to `end`, None for the last one."""
+    """Yield the lines of the tasks from `begin` up to, but excluding, `end`. None means all following tasks."""
     for line in _lines(log):
         task, _ = _task(line)
         if task is not None and begin <= task and (end is None or task < end):
@@ -77,7 +77,7 @@ def _node_named(text: str) -> str | None:
 
 
 def as_csv(log: Path) -> str:
-    """Return the iterations as CSV: one line each, a column for each field that the log has."""
+    """Return the iterations as CSV, with one line per iteration and one column per field in the log."""
     table = scan_file(log).table
     names = [name for name in table.names if name not in ("offset", "rank")]
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Iteration lines in columns of doubles: a million lines stay small, and statistics run over arrays."""
+"""Store iteration lines in columns of doubles, so that a million lines fit in memory and statistics run on arrays."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fp8launch.logs.field_names import NOT_FINITE, UNITS, field_of, is_health_si
 from fp8launch.logs.lines import Iteration, parse_iterations
 
 NAN = math.nan
-# The prefixes of `log_lines.split_prefix`, each with the rank as its only group, and one for lines without a rank.
+# The prefixes that `log_lines.split_prefix` knows, each with the rank as its only group.
 _RANK_PREFIXES = (
     r"^ {0,20}(\d{1,6}): ",
     r"^ {0,20}\[(?:default|rank)(\d{1,6})\]:?",
     r"^(?! {0,20}\d{1,6}: | {0,20}\[(?:default|rank))[^|\n]{0,200}?\[rank-(\d{1,6})/\d{1,6}\]",
 )
 _NO_RANK = r"^(?! {0,20}\d{1,6}: | {0,20}\[(?:default|rank))(?![^|\n]{0,200}\[rank-\d)"
-# A garbled log must not fill memory with columns, or take long to compile expressions.
+# Limits the memory for columns and the time to compile expressions if a log is garbled.
 _MOST_COLUMNS = 100
 _MOST_FORMATS = 64
 _OWN = ("number", "planned", "rank", "offset")
@@ -27,9 +27,9 @@ _OWN = ("number", "planned", "rank", "offset")
 class IterationTable:
     """Columns of equal length. `column(name)` is an array of doubles, NaN for lines without the field.
 
-    In addition to the fields of `field_names` there are `number`, `planned` (of how many iterations), `rank` (NaN
-    without a prefix) and `offset` (bytes from the start of the log to the line). `more` names further columns, which
-    are always there.
+    In addition to the fields in `field_names`, there are `number`, `planned` (the total number of iterations), `rank`
+    (NaN without a prefix) and `offset` (bytes from the start of the log to the line). `more` adds columns that always
+    exist.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -55,33 +55,33 @@ class IterationTable:
         return tuple(self._columns)
 
     def column(self, name: str) -> array[float]:
-        """Return the values of a field, one per row; all NaN if no line has the field."""
+        """Return the values of a field, one per row. They are all NaN if no line has the field."""
         found = self._columns.get(name)
         if found is None:
             return array("d", [NAN]) * self._length
         return found
 
     def value(self, name: str, row: int) -> float:
-        """Return one value of a column, NaN if the line did not have the field."""
+        """Return one value of a column, or NaN if the line does not have the field."""
         found = self._columns.get(name)
         return NAN if found is None else found[row]
 
     def names_with(self, prefix: str) -> list[str]:
-        """Return the columns whose names begin with `prefix`, sorted."""
+        """Return the sorted names of columns that start with `prefix`."""
         return sorted(name for name in self._columns if name.startswith(prefix))
 
     def columns(self, rows: Sequence[int]) -> dict[str, array[float]]:
-        """Return all columns, cut down to these rows."""
+        """Return all columns, reduced to these rows."""
         if not rows:
             return {name: array("d") for name in self._columns}
         first, after = rows[0], rows[0] + len(rows)
         if list(rows) == list(range(first, after)):
-            # Copying a block is ten times as fast, and most logs have nothing to leave out.
+            # Copying a block is ten times faster, and in most logs the rows are consecutive.
             return {name: column[first:after] for name, column in self._columns.items()}
         return {name: array("d", [column[row] for row in rows]) for name, column in self._columns.items()}
 
     def take(self, rows: Sequence[int]) -> IterationTable:
-        """Return a table of these rows, in this order."""
+        """Return a table with these rows, in this order."""
         taken = IterationTable(self._columns)
         taken.extend(self.columns(rows), len(rows))
         return taken
@@ -111,9 +111,9 @@ class IterationTable:
 
 
 class LineFormat:
-    """The labels of one iteration line, turned into one expression that reads all lines alike in a single call.
+    """A regular expression built from the labels of one iteration line. It reads all lines like it in a single call.
 
-    Only a shortcut: lines that it does not match exactly go to `parse_iterations`, which decides.
+    This is only a fast path. Lines that it does not match exactly go to `parse_iterations`, which decides.
     """
 
     def __init__(self, fields: Sequence[str], expression: re.Pattern[str], prefixed: bool) -> None:
@@ -124,7 +124,7 @@ class LineFormat:
 
     @classmethod
     def of(cls, line: str) -> LineFormat | None:
-        """Return the format of a line in plain form (` label: number |` throughout, one record), None for any other."""
+        """Return the format of a line that is one record of ` label: number |` fields, None for any other line."""
         start = re.search(r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|", line)
         records = parse_iterations(line)
         if not start or len(records) != 1:
@@ -152,13 +152,13 @@ class LineFormat:
         if not prefix:
             return None
         before = "^"
-        if start.start():  # the usual line comes here without its time stamp; then nothing needs to be skipped
+        if start.start():  # usually 0, because lines arrive here without their time stamp
             before = prefix + r"[^|\n]{0,400}\b"
         expression = re.compile(before + "".join(parts) + r"[ \r]*$", re.MULTILINE)
         return cls(fields, expression, has_rank)
 
     def read(self, text: str, lines: int) -> dict[str, array[float]] | None:
-        """Return the columns of `lines` lines; None unless all of them have this format."""
+        """Return the columns of `lines` lines, or None unless all of them have this format."""
         if "\x1b" in text:
             return None
         rows = self._expression.findall(text)
@@ -182,7 +182,7 @@ def _numbers(cells: tuple[str, ...]) -> array[float]:
     distinct = set(cells)
     convert: Callable[[str], float] = float
     if 8 * len(distinct) < len(cells):
-        # Counters and batch sizes hardly ever change; looking a text up is several times cheaper than converting it.
+        # Counters and batch sizes rarely change, and a dict look-up is several times cheaper than a conversion.
         convert = {cell: float(cell) for cell in distinct}.__getitem__
     return array("d", list(map(convert, cells)))
 
@@ -196,11 +196,11 @@ class Collector:
         self._tried = 0
 
     def add(self, lines: list[bytes], offsets: list[int]) -> None:
-        """Read lines without their newline; lines without an iteration add nothing."""
+        """Read lines, given without their newline. Lines without an iteration are ignored."""
         if not lines:
             return
         text = b"\n".join(lines).decode("utf-8", "replace")
-        # If no format lasts for long, searching for one costs more than it saves.
+        # If formats keep changing, trying several costs more than it saves.
         formats = self._formats[:1] if self._tried >= _MOST_FORMATS else self._formats
         for known in formats:
             columns = known.read(text, len(lines))
@@ -227,5 +227,5 @@ class Collector:
         self._tried += 1
         found = LineFormat.of(line)
         if found and found.read(line, 1):
-            # The newest first: runs of one format are long.
+            # Try the newest format first, because one format usually lasts for many lines.
             self._formats = [found, *self._formats[:7]]

@@ -1,4 +1,4 @@
-"""Flags that no schema knows, such as the flags of a fork. They are passed on as the recipe writes them."""
+"""Flags that no schema knows, such as those of a fork. They are passed on exactly as written in the recipe."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fp8launch.diagnostics import Problem
 from fp8launch.megatron.arguments import Argument, FlagValue, looks_like_option
 from fp8launch.megatron.schema import FlagSchema
 
-# The section of a recipe.
+# The recipe section for these flags.
 EXTRA = "megatron_extra"
 
 
 def option_of(name: str) -> str:
-    """Return the option of a name: as written if it begins with a dash, else in Megatron's style."""
+    """Return the option for a name: as written if it starts with a dash, else in Megatron's style."""
     if name.startswith("-"):
         return name
     return "--" + name.replace("_", "-")
@@ -28,9 +28,9 @@ def name_of(option: str) -> str:
 def extra_arguments(
     values: Mapping[str, FlagValue], schema: FlagSchema, where: Callable[[str], str]
 ) -> tuple[tuple[Argument, ...], list[Problem]]:
-    """Return the arguments, and a problem for each name that is Megatron's own or that has no argument for its value.
+    """Return the arguments, and a problem for each name that belongs to Megatron or whose value cannot be passed.
 
-    `where` returns the place of a name.
+    `where` returns the place of a name in the recipe.
     """
     arguments: list[Argument] = []
     problems: list[Problem] = []

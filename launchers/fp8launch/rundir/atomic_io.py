@@ -1,4 +1,4 @@
-"""Atomic files, private folders and locks, on which run folders are built."""
+"""Atomic writes, private folders and locks, on which run folders are built."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fp8launch.injob.supervisor.log_lines import bounded_int
 from fp8launch.untyped import as_mapping
 
 MAX_JSON = 64 << 20
-# Some shared file systems have no locks, or none over the network.
+# Some shared file systems do not support locks, or not across the network.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Busy(Exception):
-    """Another process holds the folder."""
+    """Raised if another process holds the lock of a folder."""
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Replace `path` by `content`; a reader, or a crash, sees the old file or the new one. Links are not followed.
+    """Replace `path` with `content` atomically, even in case of a crash. Symbolic links are not followed.
 
     An OSError names `path`, never the temporary file.
     """
@@ -53,12 +53,12 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> Non
 
 
 def as_utf8(text: str) -> bytes:
-    """Encode a text. Bytes of file names that are not UTF-8 stay as they are; half a character becomes U+FFFD."""
+    """Encode text. Bytes of file names that are not UTF-8 are preserved, and other lone surrogates become U+FFFD."""
     return re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text).encode("utf-8", "surrogateescape")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, if the file system supports it."""
+    """Make renames in a folder survive a power failure, if the file system supports this."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -68,7 +68,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and its missing parents, never writable for everyone, whatever the umask."""
+    """Create a folder and its missing parents. They are never world-writable, whatever the umask."""
     for folder in [*reversed(path.parents), path]:
         if not folder.is_dir():
             with contextlib.suppress(FileExistsError):
@@ -78,7 +78,7 @@ def make_folders(path: Path) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """Return the content of a JSON file. Raises OSError, or ValueError for content that fp8launch never writes."""
+    """Read a JSON file. Raises OSError, or ValueError for content that fp8launch never writes."""
     raw = read_regular(file, MAX_JSON)
     try:
         return json.loads(raw.decode("utf-8"), parse_int=bounded_int)
@@ -87,7 +87,7 @@ def read_json(file: Path) -> Any:
 
 
 def json_mapping(file: Path) -> Mapping[str, Any]:
-    """Return the mapping in a JSON file; empty if the file does not exist or contains anything else."""
+    """Read a mapping from a JSON file. It is empty if the file does not exist or contains anything else."""
     try:
         return as_mapping(read_json(file))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def json_mapping(file: Path) -> Mapping[str, Any]:
 
 
 def is_own_file(file: Path) -> bool:
-    """Return whether it is a regular file and not a link, which may lead anywhere from a run folder."""
+    """Return whether it is a regular file, not a symbolic link, which could lead anywhere from a run folder."""
     try:
         return stat.S_ISREG(file.lstat().st_mode)
     except (OSError, ValueError):
@@ -103,9 +103,9 @@ def is_own_file(file: Path) -> bool:
 
 
 def start_of(pid: int) -> str:
-    """Return the kernel's start time of a live process, in clock ticks since boot; empty for no process or a zombie."""
+    """Return when a process started, in clock ticks since boot; empty if it does not exist or is a zombie."""
     try:
-        # The command name, in parentheses, may contain anything, so fields are counted after it.
+        # The command name, in parentheses, may contain anything, so count the fields after it.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ""
@@ -116,10 +116,10 @@ def start_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path, wait: float = 0.0) -> Iterator[bool]:
-    """Lock a folder against other launchers; False if the file system has no locks. Raises Busy after `wait` s.
+    """Lock a folder against other launchers. Yields False if the file system has no locks. Raises Busy after `wait` s.
 
-    A command that submits a job meanwhile inherits the lock: if the launcher is killed, the folder stays busy until
-    that command has ended, too.
+    Commands that submit a job inherit the lock. If the launcher is killed, the folder stays locked until they have
+    ended as well.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     handle = os.open(folder / ".lock", flags, 0o644)
@@ -149,7 +149,7 @@ def _lock(handle: int, end: float) -> bool:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the work in progress is recorded. A second Ctrl-C does not wait."""
+    """Delay Ctrl-C until the current work is recorded. A second Ctrl-C takes effect immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

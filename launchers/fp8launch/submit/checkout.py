@@ -1,9 +1,9 @@
-"""The git checkout that holds a file: its commit, its branch and its uncommitted changes.
+"""Read the git checkout that contains a file: its commit, branch and uncommitted changes.
 
-Git runs programs that the configuration of a checkout names (filters, file system monitors, ssh to fetch missing
-objects), and the checkout may be somebody else's work. So git runs on a temporary git folder without a configuration,
-from which it reads the objects and a copy of the index, within limits of memory and time. A checkout of another owner
-is left alone, and submodules are not entered.
+Git runs programs named in a checkout's configuration (filters, file system monitors, ssh to fetch missing objects), and
+the checkout may come from someone else. Therefore git runs with a temporary git folder that has no configuration, only
+the checkout's objects and a copy of its index, and with limits on memory and time. Checkouts owned by other users are
+not read, and submodules are not entered.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MEMORY_BYTES = 3 << 30
 _OUTPUT_BYTES = 64 << 20
 _SECONDS = 60
 _INDEX_BYTES = 512 << 20
-# Larger files are listed as changed, without a diff.
+# Larger files are listed as changed, but their diff is left out.
 _SHOWN_BYTES = 1 << 20
 # The maximum size of the recorded diff.
 MAX_DIFF = 5 << 20
-# Pointers of Git LFS are smaller than this.
+# Git LFS pointers are smaller than this.
 _POINTER_BYTES = 1024
 _REFERENCE = re.compile(r"refs/[\w./+@-]{1,250}")
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}")
@@ -42,9 +42,9 @@ _LARGE_FILE_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout's state. `changes` are the tracked paths that differ from the commit, in git's order.
+    """The state of a checkout. `changes` are the tracked paths that differ from the commit, in git's order.
 
-    `others` says that git lists more, such as untracked files. Both are None if the changes could not be read, and
+    `others` is true if git lists more, such as untracked files. Both are None if the changes could not be read, and
     `note` says why.
     """
 
@@ -57,7 +57,7 @@ class Checkout:
 
 
 def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the manifest's entry about the git checkout that holds a file, and its uncommitted diff."""
+    """Return the manifest entry for the git checkout that contains a file, and the uncommitted diff."""
     found = read_checkout(file)
     if found is None:
         return None, ""
@@ -71,9 +71,9 @@ def checkout_of(file: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def read_checkout(file: Path) -> Checkout | None:
-    """Read the checkout that holds `file`; None if there is none, another user owns it, or it has no commit.
+    """Read the checkout that contains `file`; None if there is none, another user owns it, or it has no commit.
 
-    Nothing in a damaged or hostile checkout stops a submission: then only the commit is known.
+    A damaged or hostile checkout never stops a submission. In that case, only the commit is recorded.
     """
     found = _find(file.resolve().parent)
     if found is None:
@@ -85,7 +85,7 @@ def read_checkout(file: Path) -> Checkout | None:
         return None
     if commit is None:
         return None
-    # A relative entry would run a program of the checkout.
+    # A relative PATH entry could run a program from the checkout.
     path = os.pathsep.join(filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep)))
     program = shutil.which("git", path=path)
     if program is None:
@@ -100,7 +100,7 @@ def read_checkout(file: Path) -> Checkout | None:
 
 
 def _head(git_folder: Path, common: Path) -> tuple[str | None, str]:
-    """Return commit and branch; the commit is None for a branch without commits."""
+    """Return commit and branch. The commit is None if the branch has no commits."""
     text = read_regular(git_folder / "HEAD", 4096).decode().strip()
     if not text.startswith("ref:"):
         return (text if _OBJECT_ID.fullmatch(text) else None), "HEAD"
@@ -122,7 +122,7 @@ def _head(git_folder: Path, common: Path) -> tuple[str | None, str]:
 
 
 def _refuse_pipes(common: Path) -> None:
-    """Raise ValueError if a file that git reads first is a pipe, for which git would wait."""
+    """Raise ValueError if a file that git reads first is a pipe, on which git would block."""
     objects = common / "objects"
     for file in (objects / "info/alternates", objects / "info/commit-graph", *(objects / "pack").glob("*")):
         if os.path.lexists(file) and not stat.S_ISREG(file.lstat().st_mode):
@@ -130,14 +130,14 @@ def _refuse_pipes(common: Path) -> None:
 
 
 def _own_git_folder(scratch: Path, commit: str, git_folder: Path, common: Path) -> Path:
-    """Make a git folder with the commit, the index and the exclude rules of a checkout, and no configuration."""
+    """Create a git folder with a checkout's commit, index and exclude rules, but no configuration."""
     (scratch / "refs").mkdir()
     (scratch / "info").mkdir()
     (scratch / "HEAD").write_text(f"{commit}\n")
     index = git_folder / "index"
     if os.path.lexists(index):
         (scratch / "index").write_bytes(read_regular(index, _INDEX_BYTES))
-        # Git compares files that were written in the second of the index.
+        # Git rereads files that are as new as the index, so the copy must keep its time.
         written = index.stat()
         os.utime(scratch / "index", ns=(written.st_atime_ns, written.st_mtime_ns))
     rules = [_text(file) for file in (common / "info/exclude", Path("~/.config/git/ignore").expanduser())]
@@ -154,7 +154,7 @@ def _text(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class _Git:
-    """Git on the files in `top`, with the git folder `own` and the objects in `common`."""
+    """Runs git on the files in `top`, with the git folder `own` and the objects in `common`."""
 
     program: str
     path: str
@@ -164,7 +164,7 @@ class _Git:
 
     def read(self, commit: str, branch: str) -> Checkout:
         """Compare the files with the commit. Raises SubprocessError if git cannot."""
-        # First by size and checksum, which needs no version that a partial clone lacks; then by content.
+        # Compare by size and checksum first, because a partial clone may lack the contents. Then compare contents.
         self._run("update-index", "-q", "--refresh", ends=(0, 1))
         committed = self._committed_versions()
         sizes = self._sizes(filter(None, committed.values()))
@@ -184,7 +184,7 @@ class _Git:
         return Checkout(commit, branch, tuple(changed), bool(listed - set(committed)), diff)
 
     def _committed_versions(self) -> dict[str, str]:
-        """Return the files that may differ from the commit, each with the object that the commit has; "" for none."""
+        """Return the files that may differ from the commit, each with its object there, or "" if it is new."""
         words = self._names("diff-index", "--raw", "--no-abbrev", "HEAD")
         versions: dict[str, str] = {}
         for entry, name in zip(words[::2], words[1::2], strict=False):
@@ -194,7 +194,7 @@ class _Git:
         return versions
 
     def _sizes(self, versions: Iterable[str]) -> dict[str, int]:
-        """Return the sizes of objects in bytes. Objects that a partial clone has not fetched are left out."""
+        """Return the sizes of objects in bytes, without objects that a partial clone has not fetched."""
         lines = self._run("cat-file", "--batch-check", given="".join(f"{version}\n" for version in versions))
         found = (line.split(" ") for line in lines.splitlines())
         return {words[0]: int(words[2]) for words in found if len(words) == 3}
@@ -206,10 +206,10 @@ class _Git:
             size = (self.top / name).lstat().st_size
         except OSError:
             size = 0
-        return "it is large" if max(size, committed_bytes) > _SHOWN_BYTES else None
+        return "the file is large" if max(size, committed_bytes) > _SHOWN_BYTES else None
 
     def _large_files(self, committed: Mapping[str, str], sizes: Mapping[str, int]) -> set[str]:
-        """Return the files for which the commit has a Git LFS pointer, and whose content is the pointer's target."""
+        """Return the files whose content is the target of a Git LFS pointer in the commit."""
         return {
             name
             for name, version in committed.items()
@@ -233,9 +233,9 @@ class _Git:
         return self._run(command, "-z", *words).split("\0")[:-1]
 
     def _run(self, command: str, *words: str, ends: tuple[int, ...] = (0,), given: str = "") -> str:
-        """Run a git command with `given` as its input, and return its output, at most `_OUTPUT_BYTES`.
+        """Run a git command with `given` as input, and return at most `_OUTPUT_BYTES` of output.
 
-        Raises SubprocessError if it does not end with one of the exit codes `ends`.
+        Raises SubprocessError if its exit code is not in `ends`.
         """
         if command in ("diff", "diff-index", "status"):
             words = ("--ignore-submodules=all", *words)
@@ -269,9 +269,9 @@ class _Git:
                 preexec_fn=_limit,
                 check=False,
             )
-            # A longer output ends with a signal, and its beginning is used.
+            # If the output is longer, the size limit kills git, and we use the part that was written.
             if done.returncode not in (*ends, -signal.SIGXFSZ):
-                raise subprocess.SubprocessError(f"git {command} ended with {done.returncode}")
+                raise subprocess.SubprocessError(f"git {command} exited with {done.returncode}")
             output.seek(0)
             return output.read().decode("utf-8", "replace")
 
@@ -289,7 +289,7 @@ def _limit() -> None:
 
 
 def _find(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Return the top of the checkout, its git folder, and the git folder that has its objects."""
+    """Return the top of the checkout, its git folder, and the git folder with its objects."""
     for top in (folder, *folder.parents):
         entry = top / ".git"
         if not os.path.lexists(entry):
@@ -305,7 +305,7 @@ def _find(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _find_linked(top: Path, entry: Path) -> tuple[Path, Path, Path] | None:
-    """Return these three folders for a worktree or a submodule, whose `.git` is a file that names the git folder."""
+    """Return the same three folders for a worktree or submodule, where `.git` is a file that names the git folder."""
     try:
         words = read_regular(entry, 4096, follow=False).decode()
         git_folder = (top / words.removeprefix("gitdir:").strip()).resolve()

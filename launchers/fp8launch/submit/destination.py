@@ -1,4 +1,4 @@
-"""Decide where the jobs of a command go: the scheduler, and the cluster profile with the options of this command."""
+"""Decide where the jobs of a command run: the scheduler, and the cluster profile with the command's options applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fp8launch.recipe.yaml_source import Node
 from fp8launch.rundir.registry import all_runs
 from fp8launch.schedulers.base import Scheduler
 
-# sbatch options that a recipe decides, and how to set them.
+# sbatch options that recipes set, and how to set them there.
 _NAMED = ("nodes", "time", "partition", "account", "qos", "nodelist", "exclude", "reservation", "nice")
 _DECIDED_ELSEWHERE = {
     **{name: f"--{name}" for name in _NAMED},
@@ -31,10 +31,10 @@ def destination(
     slurm: Mapping[str, Any],
     warn: Callable[[Iterable[Problem]], object],
 ) -> tuple[Cluster, Scheduler]:
-    """Return the profile with the given Slurm options, and the scheduler. Raises UserError if jobs cannot go there.
+    """Return the profile with the given Slurm options, and the scheduler. Raises UserError if jobs cannot run there.
 
-    `command` is the command that the user may run on the login node instead. `warn` gets a problem if jobs run on this
-    machine because Slurm is installed without a cluster.
+    `command` is what the user could run on the login node instead. `warn` receives a problem if jobs run on this
+    machine because Slurm is installed but has no cluster.
     """
     profile = _with_slurm_options(load_cluster(cluster), slurm)
     if profile.ssh is not None:
@@ -45,8 +45,8 @@ def destination(
     else:
         scheduler = schedulers.default(profile)
         if not profile.name and not _given(slurm) and scheduler.has_no_cluster(os.environ) and not _used_a_cluster():
-            message = f"{scheduler.name} is installed here but finds no cluster, so this machine runs the jobs"
-            fix = f"`--backend {scheduler.name}` never runs them here, and `--backend local` does so without a warning"
+            message = f"{scheduler.name} is installed but finds no cluster, so jobs run on this machine"
+            fix = f"pass `--backend {scheduler.name}` to prevent this, or `--backend local` to silence this warning"
             warn([Problem("warning", "no-cluster", message, fix=fix)])
             scheduler = schedulers.by_name("local")
     if scheduler.capabilities.on_this_machine:
@@ -55,7 +55,7 @@ def destination(
 
 
 def time_override(stated: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the recipe override for `--time`, if it is given."""
+    """Return the recipe override for `--time`, if given."""
     if not stated.get("time"):
         return ()
     limit = stated["time"]
@@ -63,11 +63,11 @@ def time_override(stated: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_slurm_options(profile: Cluster, stated: Mapping[str, Any]) -> Cluster:
-    """Return the profile, overridden by the options of one submission. Raises UserError for a bad value."""
+    """Override the profile with the Slurm options of one submission. Raises UserError for an invalid value."""
     names = ("partition", "account", "qos", "nodelist", "reservation")
     tree = {name: Node(stated[name], f"--{name}") for name in names if stated.get(name)}
     if stated.get("exclude"):
-        # The nodes that the profile excludes are unusable for every run.
+        # Nodes that the profile excludes are unusable for all runs, so --exclude adds to them.
         nodes = ",".join(filter(None, (profile.exclude, stated["exclude"])))
         tree["exclude"] = Node(nodes, "--exclude")
     options = dict(map(_pair, stated.get("extra", ())))
@@ -82,20 +82,20 @@ def _with_slurm_options(profile: Cluster, stated: Mapping[str, Any]) -> Cluster:
     update["options"] = {**profile.options, **found.options}
     origins = {name: f"--{name}" for name in tree if name != "options"}
     origins |= {f"options.{name}": f"--slurm {name}" for name in found.options}
-    # Otherwise an option of the same name in the profile would win over the command line's.
+    # Otherwise, an option of the same name in the profile would override the command line.
     for name in update:
         update["options"].pop(name, None)
     return profile.model_copy(update=update).stated_by(origins)
 
 
 def _used_a_cluster() -> bool:
-    """Return whether this user's runs went to a cluster before: then nothing may train on its login node."""
+    """Return whether this user has submitted runs to a cluster. If so, nothing may train on this login node."""
     on_this_machine = {name for name in schedulers.names() if schedulers.by_name(name).capabilities.on_this_machine}
     return any(run.manifest().get("backend") not in on_this_machine and run.is_mine for run in all_runs())
 
 
 def _given(stated: Mapping[str, Any]) -> list[str]:
-    """Return the options that only Slurm has."""
+    """Return the given options that only Slurm supports."""
     return [
         f"--{name}".replace("--extra", "--slurm")
         for name, value in stated.items()
@@ -104,7 +104,7 @@ def _given(stated: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_without_slurm(stated: Mapping[str, Any], backend: str) -> None:
-    """Raise UserError if options of Slurm are given for a scheduler without them."""
+    """Raise UserError if Slurm options are given but the scheduler does not support them."""
     if given := _given(stated):
         message = f"{', '.join(given)} would have no effect: the {backend} backend starts processes on this machine"
         raise error("no-slurm-options", message, given[0], "remove it, or submit to Slurm")
@@ -117,9 +117,9 @@ def _pair(text: str) -> tuple[str, Node]:
         fix = f"use {_DECIDED_ELSEWHERE[key]}"
         raise error("bad-slurm-option", f"'{key}' has its own option", f"--slurm {text}", fix)
     if key and sign and not value:
-        fix = f"write the value, such as --slurm {key}=VALUE, or --slurm {key} for an option without one"
+        fix = f"add the value, as in --slurm {key}=VALUE, or write --slurm {key} if the option takes none"
         raise error("bad-slurm-option", f"'{key}' has no value after '='", f"--slurm {text}", fix)
     if not key:
-        fix = "such as --slurm mail-type=FAIL, or --slurm contiguous for an option without a value"
+        fix = "write for example --slurm mail-type=FAIL, or --slurm contiguous if the option takes no value"
         raise error("bad-slurm-option", "must look like KEY=VALUE", f"--slurm {text}", fix)
     return key, Node(value if sign else True, f"--slurm {text}")

@@ -1,4 +1,4 @@
-"""A grid of points: recipes x node counts x values x repeats, each with a key that identifies its run."""
+"""A grid of points (recipes x node counts x values x repeats), each with a key that identifies its run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fp8launch.recipe.yaml_source import parse_yaml
 from fp8launch.wording import counted
 
 MAX_POINTS = 10_000
-# The default seed of Megatron-LM and of Megatron-Bridge.
+# The default seed in Megatron-LM and Megatron-Bridge.
 DEFAULT_SEED = 1234
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a grid. `values` are the axes' values by dotted key; `repeat` counts from 1."""
+    """One run of a grid. `values` has its value on each axis by dotted key. `repeat` counts from 1."""
 
     recipe: str
     nodes: int | None
@@ -36,7 +36,7 @@ class Point:
 
     @property
     def overrides(self) -> list[str]:
-        # JSON is YAML: text that looks like a number stays text.
+        # JSON is valid YAML, and its quotes keep text that looks like a number as text.
         return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.values.items()]
 
     @property
@@ -49,7 +49,7 @@ class Point:
 
 
 def expand(recipes: Sequence[str], nodes: Sequence[int], axes: Mapping[str, Sequence[Any]], repeat: int) -> list[Point]:
-    """Return every point, repeats outermost: a study that is cut short has one run of each point before a second."""
+    """Return all points. Repeats vary slowest, so that an interrupted study has a run of every point first."""
     counts: Sequence[int | None] = nodes or [None]
     size = len(recipes) * len(counts) * repeat * math.prod(map(len, axes.values()))
     if size > MAX_POINTS:
@@ -62,7 +62,7 @@ def expand(recipes: Sequence[str], nodes: Sequence[int], axes: Mapping[str, Sequ
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
-    """Read `section.key=a,b,c`; return the key and its values, each read as YAML. Raises UserError for other text."""
+    """Parse `section.key=a,b,c` into the key and its values, each parsed as YAML. Raises UserError for other text."""
     key, sign, listed = text.partition("=")
     place = f"--sweep {text}"
     values = []
@@ -71,12 +71,12 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     if not re.fullmatch(r"\w+(\.\w+)+", key.strip()) or not values:
         raise error("bad-axis", "must look like section.key=value,value", place)
     if len({json.dumps(v, sort_keys=True) for v in values}) != len(values):
-        raise error("bad-axis", "names a value twice", place, "use --repeat to measure a point several times")
+        raise error("bad-axis", "has the same value twice", place, "use --repeat to run a point several times")
     return key.strip(), values
 
 
 def parse_nodes(text: str) -> list[int]:
-    """Read node counts such as `1,2,4`. Raises UserError unless they are different numbers above zero."""
+    """Parse node counts such as `1,2,4`. Raises UserError unless they are distinct positive numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts) or len(set(parts)) != len(parts):
         raise error("bad-nodes", "must be one node count or several, such as 1,2,4", f"--nodes {text}")
@@ -84,7 +84,7 @@ def parse_nodes(text: str) -> list[int]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read seeds such as `1,2,3`. Raises UserError unless they are different whole numbers."""
+    """Parse seeds such as `1,2,3`. Raises UserError unless they are distinct whole numbers."""
     words = [word.strip() for word in text.split(",")]
     numbers = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 10]
     if len(numbers) != len(words) or len(set(numbers)) != len(numbers):
@@ -94,7 +94,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def seeds_from(first: int | None, count: int) -> list[int]:
-    """Return consecutive seeds from `first` on, by default from Megatron's own."""
+    """Return `count` consecutive seeds starting with `first`, or with Megatron's default."""
     start = DEFAULT_SEED if first is None else first
     return list(range(start, start + count))
 
@@ -102,18 +102,18 @@ def seeds_from(first: int | None, count: int) -> list[int]:
 def seed_axis(
     base: LoadedRecipe, axes: Mapping[str, list[Any]], repeat: int, seeds: str | None, vary_seed: bool
 ) -> dict[str, list[Any]]:
-    """Return the axis that `--seeds` or `--vary-seed` requests for a recipe, empty if neither is set."""
+    """Return the axis that `--seeds` or `--vary-seed` adds to a recipe; empty if neither is given."""
     if seeds is None and not vary_seed:
         return {}
     option = "--vary-seed" if vary_seed else "--seeds"
     if vary_seed and seeds is not None:
-        raise error("two-options", "--seeds states what --vary-seed would choose", option, "pass one of them")
+        raise error("two-options", "--seeds and --vary-seed both choose the seeds", option, "pass only one of them")
     if vary_seed and repeat < 2:
         raise error("no-repeats", "there is one run per point", option, "add --repeat with at least 2")
     engine = engine_of(base)
     if engine.seed_key in axes:
-        message = f"--sweep {engine.seed_key} and {option} both state the seeds"
-        raise error("two-options", message, option, "pass one of them")
+        message = f"--sweep {engine.seed_key} and {option} both choose the seeds"
+        raise error("two-options", message, option, "pass only one of them")
     if seeds is not None:
         return {engine.seed_key: parse_seeds(seeds)}
     return {engine.seed_key: seeds_from(engine.stated_seed(base.recipe), repeat)}
@@ -126,9 +126,9 @@ def grid_of(
     seed_axes: Mapping[str, Mapping[str, list[Any]]],
     repeat: int,
 ) -> list[Point]:
-    """Return the grid of every recipe. Axes of the command line are added to the recipe's, and win over them.
+    """Return the points of all recipes. Axes from the command line are added to the recipe's, and override them.
 
-    Repeats and seeds vary slowest, so that a study that is cut short has one run of every point.
+    Repeats and seeds vary slowest, so that an interrupted study has one run of every point.
     """
     found: list[tuple[int, int, Point]] = []
     for name, base in bases.items():
@@ -143,7 +143,7 @@ def grid_of(
 def own_checkpoint_folder(point: Point, recipe: Recipe) -> list[str]:
     """Return the overrides that give a point of a grid its own folder below an absolute `checkpoint.dir`.
 
-    A relative folder is in the run folder, and if the grid varies the folder, that is the user's choice.
+    There are none for a relative folder, which is inside the run folder, or if the grid itself varies the folder.
     """
     stated = recipe.checkpoint.dir
     if stated is None or not stated.startswith("/") or "checkpoint.dir" in point.values:
@@ -152,7 +152,7 @@ def own_checkpoint_folder(point: Point, recipe: Recipe) -> list[str]:
 
 
 def point_key(point: Point, prepared: Prepared) -> str:
-    """Return the identity of a point as 12 hex digits: two points with one key are the same run."""
+    """Return the identity of a point as 12 hex digits. Points with equal keys are the same run."""
     recipe = prepared.loaded.recipe
     argv: Any = prepared.args.argv
     environment: Any = recipe.environment
@@ -165,7 +165,7 @@ def point_key(point: Point, prepared: Prepared) -> str:
         environment,
         recipe.resources.model_dump(),
         recipe.container.model_dump(),
-        # Fields that were added later count only if they are set, so that the keys of older studies stay the same.
+        # Fields that were added later count only if they are set, so that keys of older studies do not change.
         recipe.launch.model_dump(exclude=set() if recipe.launch.arguments else {"arguments"}),
         point.repeat,
     ]
@@ -176,12 +176,12 @@ def point_key(point: Point, prepared: Prepared) -> str:
 
 
 def study_id(name: str, keys: Sequence[str]) -> str:
-    """Return the id of a study. The same grid of the same recipes has the same id, so that it is found again."""
+    """Return the id of a study. The same grid of the same recipes always has the same id."""
     return f"{name}-study-{_digest(sorted(keys), 6)}"
 
 
 def run_name(point: Point, name: str, key: str) -> str:
-    """Return the id of a point's run: readable, unique by its key, safe as the name of a folder."""
+    """Return the id of a point's run: readable, unique because of its key, and safe as a folder name."""
     return f"{_slug(point, name)}-{key[:6]}"
 
 

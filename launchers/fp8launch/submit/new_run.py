@@ -1,4 +1,4 @@
-"""The folder of a new run: its job, script, resolved recipe and manifest, before submission."""
+"""Create the folder of a new run, with job, script, resolved recipe and manifest, before submission."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fp8launch.submit.supervisor_plan import survival_text
 
 @dataclass(frozen=True)
 class Origin:
-    """The code and software that a run comes from: git state, uncommitted diff, versions. Points of a grid share it."""
+    """The code and software behind a run: git state, uncommitted diff and versions. Points of a grid share it."""
 
     git: dict[str, Any] | None
     diff: str
@@ -52,10 +52,10 @@ def new_run_id(name: str) -> str:
 
 
 def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Scheduler, job: Job | None = None) -> Job:
-    """Return the job of a run in its run folder.
+    """Return the job of a run, placed in its run folder.
 
-    `job` is the job that was checked. Without it the job is planned here, which probes the container runtime and checks
-    image and mounts. Raises UserError for missing secrets and for requests that the scheduler cannot fulfil.
+    `job` is the job that was checked. Without it, the job is planned here, which detects the container runtime and
+    checks image and mounts. Raises UserError for missing secrets and for requests that the scheduler cannot satisfy.
     """
     recipe = prepared.loaded.recipe
     if missing := list(missing_secrets(prepared.loaded, os.environ)):
@@ -81,9 +81,9 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Sche
 
 
 def origin(prepared: Prepared, scheduler: Scheduler) -> Origin:
-    """Return the version of the code and software that a run of this recipe comes from."""
+    """Return the versions of the code and software behind a run of this recipe."""
     git, diff = checkout_of(prepared.loaded.files[-1])
-    # The key's name predates schedulers other than Slurm.
+    # The key is called "slurm" for all schedulers, because manifests are older than the others.
     versions = {"fp8launch": __version__, "python": platform.python_version(), "slurm": scheduler.version()}
     return Origin(git, diff, versions)
 
@@ -97,7 +97,7 @@ def make_run(
     replace: bool = False,
     **entries: Any,
 ) -> RunFolder:
-    """Make the run folder of a planned job; `entries` are added to its manifest."""
+    """Create the run folder of a planned job. `entries` are added to its manifest."""
     folder = Path(job.folder or "")
     name, text = scheduler.script(job)
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
@@ -153,7 +153,7 @@ def _manifest(prepared: Prepared, cluster: Cluster, job: Job, scheduler: Schedul
 
 
 def image_record(image: str) -> dict[str, Any]:
-    """Return what identifies an image: the digest in its URI or next to its file, else the file's size and time."""
+    """Return what identifies an image: the digest from its URI or next to its file, else the file's size and time."""
     record: dict[str, Any] = {"image": image}
     digest = image.rpartition("@")[2]
     if digest.startswith("sha256:"):
@@ -171,10 +171,10 @@ def image_record(image: str) -> dict[str, Any]:
 
 
 def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, Path]:
-    """Make the folder for the checkpoints of a run where the cluster profile stores them.
+    """Create the folder for a run's checkpoints where the cluster profile stores them.
 
-    Returns the links to it that the run folder needs. `run` is the future run folder; the empty checkpoint folder of a
-    run that it replaces is removed. Raises UserError (exit code 3) if the folder cannot be created.
+    Returns the links to it that the run folder needs. `run` is the future run folder. If it replaces a run, that run's
+    checkpoint folder is removed if empty. Raises UserError (exit code 3) if the folder cannot be created.
     """
     place, name = checkpoint_place(cluster), _link_name(recipe)
     if place is None:
@@ -184,7 +184,7 @@ def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, P
         if name is None:
             return {}
         if name in ("code", "logs"):
-            message = f"checkpoint.dir begins with '{name}', a folder that each run has for itself"
+            message = f"checkpoint.dir starts with '{name}', which is a folder in every run folder"
             raise error("checkpoint-dir", message, "checkpoint.dir", "choose another name, such as checkpoints")
         old = run / name
         if old.is_symlink() and old.readlink().parent == place:
@@ -197,7 +197,7 @@ def checkpoint_links(recipe: Recipe, cluster: Cluster, run: Path) -> dict[str, P
 
 
 def _link_name(recipe: Recipe) -> str | None:
-    """Return the name in the run folder that a relative `checkpoint.dir` begins with; None for any other."""
+    """Return the first part of a relative `checkpoint.dir`, which becomes a link in the run folder; else None."""
     stated = PurePath(os.path.normpath(recipe.checkpoint.dir or "/"))
     if stated.is_absolute() or stated.parts[:1] in ((), ("..",)):
         return None
@@ -205,7 +205,7 @@ def _link_name(recipe: Recipe) -> str | None:
 
 
 def _new_folder(place: Path, name: str) -> Path:
-    """Make a new folder. Runs of two studies may share a name, and none may find another's checkpoints."""
+    """Create a new folder. Runs of different studies may share a name, but must not find each other's checkpoints."""
     for count in itertools.count(1):
         folder = place / (name if count == 1 else f"{name}-{count}")
         with contextlib.suppress(FileExistsError):
@@ -217,6 +217,6 @@ def _new_folder(place: Path, name: str) -> Path:
 def dry_script(
     prepared: Prepared, cluster: Cluster, root: Path, scheduler: Scheduler, planned: Job | None = None
 ) -> str:
-    """Return the script that a submission of this run would give to the scheduler."""
+    """Return the script that `submit` would pass to the scheduler for this run."""
     job = plan_run(prepared, cluster, root / new_run_id(prepared.loaded.recipe.name), scheduler, planned)
     return scheduler.script(job)[1]

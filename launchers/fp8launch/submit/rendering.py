@@ -1,4 +1,4 @@
-"""The output of `render`: a recipe's job as the cluster would get it, without submitting it."""
+"""The output of `render`: a recipe's job as the cluster would receive it, without submitting it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fp8launch.rundir.registry import run_root
 
 
 def rendered_job(prepared: Prepared, cluster: Cluster, runtime: Runtime | None, portable: bool) -> Job:
-    """Return the job as it would be on the cluster. Neither the runtime nor the cluster's files need to exist here."""
+    """Return the job as it would be on the cluster. Runtime and files of the cluster need not exist on this machine."""
     folder = None if portable else run_root(cluster, None) / f"{prepared.loaded.recipe.name}-RUN"
     return plan(prepared, cluster, folder, runtime=runtime or cluster.runtime or "pyxis", check_paths=False)
 
 
 def rendered_json(prepared: Prepared, job: Job) -> dict[str, Any]:
-    """Return everything about a recipe and its job, with the cluster's scheduler options in order."""
+    """Return everything about a recipe and its job, including the scheduler options in order."""
     request = schedulers.cluster().request(job)
     mpi = job.resources.options.get("mpi")
     return {

@@ -1,4 +1,4 @@
-"""A further attempt at a run that has stopped: the same folder, the same script, from the newest whole checkpoint."""
+"""Resume a stopped run: same folder, same script, from the newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fp8launch.untyped import as_mapping
 def resume(
     run: RunFolder, scheduler: Scheduler, attempts: int = 1, report: Callable[[str], None] = lambda words: None
 ) -> tuple[str, int]:
-    """Submit up to `attempts` further attempts; return the job id and the iteration that the first starts from.
+    """Allow `attempts` more attempts and submit the first. Return its job id and the iteration that it starts from.
 
-    `report` gets progress messages for the user. Raises UserError for a run that is not over, is done, or
-    leaves no checkpoints.
+    `report` receives progress messages for the user. Raises UserError if the run has not ended, is complete, or has no
+    checkpoints.
     """
     state = scheduler.state(run)
     _refuse(run, scheduler, state)
@@ -47,9 +47,9 @@ def resume(
         fix = "to train further, submit a new recipe with checkpoint.load"
         raise error("run-done", message, None, fix, ANSWER_IS_NO)
     before, was_cancelled = read_attempt_log(run), (run.path / CANCELLED).exists()
-    # Its own key, so that a repeated command finds a job whose submission was cut off.
+    # Each resume has its own key, so that repeating an interrupted command finds the job it submitted.
     key, lost = _key_and_job(run, scheduler, f"{run.run_id}.r{len(before.get('attempts', []))}")
-    # Written first: the job may begin before its submission has returned.
+    # Write the log first, because the job may start before sbatch returns.
     write_attempt_log(run, _reopened(before, state, start))
     write_atomically(run.path / SURVIVE, json.dumps({**plan, "attempts": attempts}, indent=1) + "\n")
     allow_more(run)
@@ -59,8 +59,8 @@ def resume(
             record_job(run, job)
     except UserError as problem:
         if not _is_refusal(problem):
-            raise  # Slurm may have accepted the job nevertheless
-        # No attempt follows: restore the recorded reason for which the run had stopped.
+            raise  # Slurm may have accepted the job anyway
+        # There will be no attempt, so restore the recorded reason why the run stopped.
         write_attempt_log(run, before)
         write_atomically(run.path / SURVIVE, json.dumps(plan, indent=1) + "\n")
         if was_cancelled:
@@ -70,9 +70,9 @@ def resume(
 
 
 def _key_and_job(run: RunFolder, scheduler: Scheduler, first: str) -> tuple[str, str | None]:
-    """Return a key for the next submission, and the job that a command submitted under it without recording it.
+    """Return a key for the next submission, and the job that an interrupted command already submitted under it.
 
-    A recorded job under the key ended before it began: the run is over, or it could not be resumed.
+    Keys of recorded jobs are skipped. Such a job ended without starting an attempt, or this key would not come up.
     """
     known = job_ids(run)
     key, number = first, 0
@@ -87,11 +87,11 @@ def _is_refusal(problem: UserError) -> bool:
 
 
 def _reopened(before: dict[str, Any], state: JobState, start: int) -> dict[str, Any]:
-    """Return the attempt log with which another attempt may begin."""
+    """Return the attempt log, changed so that another attempt may start."""
     attempts = [dict(attempt) for attempt in before.get("attempts", [])]
     for attempt in attempts:
         if "ended" not in attempt:
-            # It ended without a record, and no attempt has begun since that could have written one.
+            # The last attempt ended without a record, and no later attempt could have written one.
             attempt.update(
                 ended=time.time(), after=start, cause="interrupted", counts=True, then=f"{state.status}: resumed"
             )
@@ -103,13 +103,13 @@ def _reopened(before: dict[str, Any], state: JobState, start: int) -> dict[str, 
         "waiting": None,
         "finished": bool(before.get("finished")),
         "excluded": before.get("excluded", []),
-        # The count starts again: attempts that were used up belong to the earlier limit.
+        # Count from here: earlier attempts were charged to the earlier limit.
         "from": len(attempts),
     }
 
 
 def _submit(run: RunFolder, scheduler: Scheduler, key: str, report: Callable[[str], None]) -> str:
-    """Submit the next attempt without the nodes that failed, or with them if no others are left."""
+    """Submit the next attempt without the failed nodes, or with them if too few others are left."""
     log = read_attempt_log(run)
     excluded = log["excluded"]
     try:
@@ -123,7 +123,7 @@ def _submit(run: RunFolder, scheduler: Scheduler, key: str, report: Callable[[st
 
 
 def resumable_from(run: RunFolder) -> int | None:
-    """Return the iteration of the checkpoint from which another attempt would continue; None if there is none."""
+    """Return the iteration of the checkpoint from which another attempt would continue, or None."""
     if not (run.path / SURVIVE).is_file() or attempts_of(run).finished:
         return None
     try:
@@ -138,9 +138,9 @@ def resumable_from(run: RunFolder) -> int | None:
 
 
 def _plan(run: RunFolder) -> dict[str, Any]:
-    """Read `survive.json`. Raises UserError for content that no submission writes."""
+    """Read `survive.json`. Raises UserError if the content cannot come from a submission."""
     file = run.path / SURVIVE
-    fix = f"continue from its checkpoints as another run: fp8launch submit {run.run_id} --set checkpoint.load=FOLDER"
+    fix = f"continue from its checkpoints in a new run: fp8launch submit {run.run_id} --set checkpoint.load=FOLDER"
     try:
         plan = read_json(file)
     except (OSError, ValueError) as exc:
@@ -149,18 +149,18 @@ def _plan(run: RunFolder) -> dict[str, Any]:
     iterations = found.get("iterations")
     if not isinstance(found.get("checkpoint"), str) or not (iterations is None or isinstance(iterations, int)):
         raise error("bad-survive", "does not contain the plan of a run", str(file), fix)
-    # Unset and missing both mean that the run has no last iteration.
+    # Both None and a missing key mean that the run has no last iteration.
     return {"iterations": None, **found}
 
 
 def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:
-    """Raise UserError unless the run is over, not done, and leaves checkpoints."""
+    """Raise UserError unless the run has ended, is incomplete, and saves checkpoints."""
     known = attempts_of(run)
     if run.is_plain_job:
-        message = f"{run.run_id} was started from a portable script, which does not record how it continues"
+        message = f"{run.run_id} was started by a portable script, which does not record how to continue"
         fix = (
-            "submit that script again, adding --load and its checkpoint folder; `fp8launch submit` starts runs that "
-            "resume"
+            "submit that script again with --load and its checkpoint folder; runs started by `fp8launch submit` can be "
+            "resumed"
         )
         raise error("plain-sbatch", message, "resume", fix, ANSWER_IS_NO)
     if not scheduler.capabilities.resumes:
@@ -171,7 +171,7 @@ def _refuse(run: RunFolder, scheduler: Scheduler, state: JobState) -> None:
         fix = "submit it with checkpoint.dir and checkpoint.interval"
         raise error("no-checkpoints", message, "checkpoint", fix, ANSWER_IS_NO)
     if state.status == "unknown":
-        message = f"cannot determine whether {run.run_id} still runs: {state.detail}"
+        message = f"cannot determine whether {run.run_id} is still running: {state.detail}"
         raise error("state-unknown", message, None, "retry when the scheduler answers", 3)
     if not state.final or (known.waiting and state.status != "interrupted"):
         fix = "it continues automatically; `fp8launch cancel` ends it"

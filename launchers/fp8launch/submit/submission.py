@@ -1,8 +1,8 @@
-"""One submission, so that nothing is submitted twice and nothing is lost.
+"""Record submissions so that nothing is submitted twice and no job is lost.
 
-The manifest has the submission's key before the scheduler is called, and its job afterwards. A run with a key and no
-job was cut off in between (kill, power cut, full disk, no answer): the scheduler is queried for the key before anything
-is submitted again.
+The manifest has a submission's key before the scheduler is called, and the job id afterwards. If a run has a key but no
+job, its submission was interrupted in between (kill, power cut, full disk, no answer). In that case, the scheduler is
+queried for the key before anything is submitted again.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import Scheduler, Submission
 from fp8launch.secrets import redacted
 
-# A controller that did not answer in time may accept the job a little later.
+# A controller that did not answer in time may still accept the job within this time.
 RECENT_SECONDS = 120.0
 SETTLE_SECONDS = 5.0
-# A launcher on another host cannot be observed. After this time it counts as dead.
+# A launcher on another host cannot be observed. It counts as dead after this time.
 ELSEWHERE_SECONDS = 300.0
 # How long to wait for a launcher that holds a lock.
 HELD_SECONDS = 30.0
-# Interrupted submissions are completed up to this age.
+# Interrupted submissions up to this age are completed.
 REMEMBERED_SECONDS = 14 * 86400.0
-# If an interrupted command is repeated later than this, it starts another run.
+# If an interrupted command is repeated later than this, it starts a new run.
 REPEATED_SECONDS = 3600.0
-# Errors that leave open whether the job exists, or whether the same request is accepted a little later.
+# Errors after which the job may exist, or the same request may be accepted a little later.
 _UNCLEAR = re.compile(
     r"timed out|did not answer|contact|communication|connection|interrupt|gave no reason|temporarily", re.I
 )
 
 
 def now() -> str:
-    """Return the time as manifests write it."""
+    """Return the current time in the format of manifests."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 def submit_under(key: str, runs: Sequence[RunFolder], submit: Callable[[], Sequence[str]]) -> None:
-    """Submit runs under a key, as tasks of an array if they are several, and record the job of each.
+    """Submit runs under a key (as one array if there are several), and record the job of each.
 
-    `submit` asks the scheduler and returns the jobs. The caller holds the runs, or their study.
+    `submit` calls the scheduler and returns the job ids. The caller must hold the lock of the runs or their study.
     """
     with uninterrupted():
         for index, run in enumerate(runs):
             run.update(submission=new_submission(key, index if len(runs) > 1 else None))
-            sync_folder(run.path)  # a power cut must not undo what the scheduler is about to make true
+            sync_folder(run.path)  # the key must survive a power cut once the scheduler has the job
         try:
             jobs = submit()
         except UserError as refused:
@@ -71,12 +71,12 @@ def submit_under(key: str, runs: Sequence[RunFolder], submit: Callable[[], Seque
 
 
 def next_key(run: RunFolder) -> str:
-    """Return a key that no earlier job has, not even a job of a removed run of this name."""
+    """Return a key that no earlier job has, not even one of a deleted run with the same name."""
     return f"{run.run_id}.s{len(job_ids(run))}-{secrets.token_hex(3)}"
 
 
 def new_submission(key: str, index: int | None = None) -> dict[str, Any]:
-    """Return the manifest's entry for a submission that has begun."""
+    """Return the manifest entry for a submission that has started."""
     return {"key": key, "index": index, "answered": False, "reported": False, "begun": now(), **_this_launcher()}
 
 
@@ -86,19 +86,19 @@ def _this_launcher() -> dict[str, Any]:
 
 
 def record_reported(run: RunFolder) -> None:
-    """Record that the run's job was reported to the user: from now on, the same command means another run."""
+    """Record that the user has seen the run's job. From now on, the same command starts a new run."""
     with contextlib.suppress(OSError):
         run.update(submission={**run.manifest()["submission"], "reported": True})
 
 
 def record_waiting(run: RunFolder) -> None:
-    """Record that this launcher waits for the end of the run: if it is killed, the same command waits on."""
+    """Record that this launcher waits for the run to end. If it is killed, the same command resumes waiting."""
     with contextlib.suppress(OSError):
         run.update(submission={**run.manifest()["submission"], "waiting": True, **_this_launcher()})
 
 
 def record_job(run: RunFolder, job_id: str) -> None:
-    """Record a job of a run, after the scheduler has answered."""
+    """Record the job of a run after the scheduler has answered."""
     manifest = run.manifest()
     entries: dict[str, Any] = {}
     if submission := manifest.get("submission"):
@@ -109,7 +109,7 @@ def record_job(run: RunFolder, job_id: str) -> None:
     except OSError as exc:
         raise error(
             "run-root",
-            f"job {job_id} is submitted, but cannot be recorded: {exc.strerror or exc}",
+            f"job {job_id} was submitted, but cannot be recorded: {exc.strerror or exc}",
             str(run.path),
             "free disk space, then repeat the command: it finds the job and submits nothing twice",
             3,
@@ -121,13 +121,13 @@ def _submission_of(run: RunFolder) -> Mapping[str, Any]:
 
 
 def is_open(run: RunFolder) -> bool:
-    """Return whether the run was being submitted and the outcome is not recorded."""
+    """Return whether a submission of the run has started but its outcome is not recorded."""
     submission = _submission_of(run)
     return bool(submission) and not submission.get("answered")
 
 
 def under_way(run: RunFolder) -> bool:
-    """Return whether the launcher that submits this run is still running, as far as this host can see."""
+    """Return whether the launcher that submits this run is still alive, as far as this host can tell."""
     submission = _submission_of(run)
     if _is_on_this_host(run):
         pid = submission.get("pid")
@@ -137,9 +137,9 @@ def under_way(run: RunFolder) -> bool:
 
 
 def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> RunFolder | None:
-    """Return the newest run below `root` with the same content whose launcher was killed before it reported it.
+    """Return the newest run below `root` with the same content whose launcher was killed before reporting the run.
 
-    Raises UserError (exit code 3) if a launcher on another host may have been killed a moment ago.
+    Raises UserError (exit code 3) if a launcher on another host may have been killed just now.
     """
     for file in sorted(root.glob(f"{name}-*/{MANIFEST}"), reverse=True):
         run = RunFolder(file.parent)
@@ -148,13 +148,13 @@ def find_cut_off(root: Path, name: str, content: str, scheduler: Scheduler) -> R
         if not under_way(run):
             return run
         if not _is_on_this_host(run):
-            # Login nodes share a name, so a user who lost the connection may come back to another host.
+            # Login nodes share an address, so a user who lost the connection may come back on another host.
             _wait_for_report(run, scheduler)
     return None
 
 
 def _may_be_cut_off(run: RunFolder, content: str, scheduler: Scheduler) -> bool:
-    """Return whether a run has the content of this submission and was not reported to the user."""
+    """Return whether a run has the same content as this submission and was not reported to the user."""
     try:
         recent = (run.path / MANIFEST).stat().st_mtime >= time.time() - REMEMBERED_SECONDS
         if not recent or not run.is_mine:
@@ -167,25 +167,25 @@ def _may_be_cut_off(run: RunFolder, content: str, scheduler: Scheduler) -> bool:
 
 
 def _wait_for_report(run: RunFolder, scheduler: Scheduler) -> None:
-    """Wait until a launcher on another host has reported its run, which takes it seconds if it is alive."""
+    """Wait until a launcher on another host has reported its run, which takes only seconds if it is alive."""
     end = time.monotonic() + HELD_SECONDS
     while is_open(run) or _is_unreported(run, scheduler):
         if time.monotonic() >= end:
             host, left = _submission_of(run).get("host"), max(1.0, ELSEWHERE_SECONDS - _age(run))
             message = f"a launcher on {host} is submitting the same run, {run.run_id}, or was killed"
-            fix = f"if it was killed, repeat the command in {left:.0f} s: it completes that run"
+            fix = f"if it was killed, repeat the command in {left:.0f} s to complete that run"
             raise error("run-busy", message, str(run.path), fix, MACHINE_LACKS)
         time.sleep(0.5)
 
 
 def _is_unreported(run: RunFolder, scheduler: Scheduler) -> bool:
-    """Return whether the run has a job, but its launcher was killed before the user saw the job or the awaited end."""
+    """Return whether the launcher was killed after it got a job, but before the user saw it or the end of the run."""
     submission = _submission_of(run)
     if submission.get("reported") is not False or not job_ids(run):
         return False
     if not submission.get("waiting"):
         return _age(run) < REPEATED_SECONDS
-    # On another host the launcher may wait on for days.
+    # A launcher on another host may go on waiting for days.
     return _is_on_this_host(run) and (_age(run) < REPEATED_SECONDS or not scheduler.state(run).final)
 
 
@@ -194,9 +194,9 @@ def _is_on_this_host(run: RunFolder) -> bool:
 
 
 def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = False) -> None:
-    """Record the jobs of runs whose submission was cut off and that nobody is submitting now. Errors are ignored.
+    """Record the jobs of runs whose submission was interrupted and that no launcher is submitting. Errors are ignored.
 
-    `settle` as for `recover_jobs`.
+    `settle` is as in `recover_jobs`.
     """
     for run in runs:
         with contextlib.suppress(OSError, UserError, Busy):
@@ -213,14 +213,14 @@ def describe_without_job(run: RunFolder) -> str:
         return "was never submitted"
     if under_way(run):
         return "is being submitted"
-    return "its submission was interrupted, and it has no known job; repeat the same submit command to complete it"
+    return "its submission was interrupted, and no job is known; repeat the same submit command to complete it"
 
 
 def recover_jobs(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool = True) -> None:
-    """Record the jobs of runs whose submission was cut off.
+    """Record the jobs of runs whose submission was interrupted.
 
     With `settle`, the scheduler is queried again after some seconds about very recent submissions. Raises UserError
-    (exit code 3) if it does not answer: then nobody knows.
+    (exit code 3) if the scheduler does not answer, because a job may exist.
     """
     left = _recover([run for run in runs if is_open(run)], scheduler)
     if settle and any(_age(run) < RECENT_SECONDS for run in left):
@@ -229,7 +229,7 @@ def recover_jobs(runs: Sequence[RunFolder], scheduler: Scheduler, settle: bool =
 
 
 def _recover(runs: Sequence[RunFolder], scheduler: Scheduler) -> list[RunFolder]:
-    """Record the jobs that the scheduler has for these runs; return the runs without a new one."""
+    """Record the jobs that the scheduler has for these runs. Return the runs for which it has no new job."""
     if not runs:
         return []
     submissions = []
@@ -244,7 +244,7 @@ def _recover(runs: Sequence[RunFolder], scheduler: Scheduler) -> list[RunFolder]
 
 
 def cancel_study(study: StudyFolder) -> list[RunFolder]:
-    """End the jobs of a study, and return the runs that have any. Raises UserError for another user's study."""
+    """Cancel the jobs of a study and return the runs that had any. Raises UserError for another user's study."""
     need_mine(study)
     runs = study.runs()
     need_mine(*runs)
@@ -259,9 +259,9 @@ def cancel_study(study: StudyFolder) -> list[RunFolder]:
 
 
 def cancel_runs(runs: Sequence[RunFolder], scheduler: Scheduler) -> None:
-    """End every job of these runs, and keep further attempts from beginning.
+    """Cancel all jobs of these runs, and prevent further attempts.
 
-    Slurm forgets a job that ended before it began, so the manifest records that it was cancelled.
+    Slurm forgets jobs that were cancelled before they started, so the manifest records the cancellation.
     """
     before = scheduler.states(runs)
     for run in runs:
@@ -273,7 +273,7 @@ def cancel_runs(runs: Sequence[RunFolder], scheduler: Scheduler) -> None:
 
 
 def _age(run: RunFolder) -> float:
-    """Return the seconds since the run's submission began; never below zero, even if clocks disagree."""
+    """Return the seconds since the run's submission started, at least 0 even if clocks disagree."""
     try:
         begun = datetime.fromisoformat(str(_submission_of(run).get("begun")))
         return max(0.0, time.time() - begun.timestamp())

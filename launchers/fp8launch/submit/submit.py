@@ -1,7 +1,7 @@
-"""Submit runs so that nothing is submitted twice, and repeating the command completes an interrupted submission.
+"""Submit runs so that nothing is submitted twice and repeating an interrupted command completes it.
 
-A single run and the runs of a study take the same path. Every run folder is made before its job is submitted, and its
-manifest has the key of the submission. A run with a submission and without a job was cut off in between: the scheduler
+A single run takes the same path as the runs of a study. Every run folder is created before its job is submitted, and
+its manifest has the key of the submission. If there is a key but no job, the submission was interrupted: the scheduler
 is queried for the key before anything is submitted again.
 """
 
@@ -41,13 +41,13 @@ from fp8launch.submit.submission import (
 )
 from fp8launch.wording import counted
 
-# The states of runs that `--retry-failed` submits again.
+# The states of runs that `--retry-failed` resubmits.
 RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted"))
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A run that is prepared and checked; `job` is the job that was checked."""
+    """A prepared and checked run. `job` is the job that was checked."""
 
     point: Point
     prepared: Prepared
@@ -77,13 +77,13 @@ class GridPoint:
 
 
 def single(prepared: Prepared, checked: dict[str, Any] | None = None, job: Job | None = None) -> GridPoint:
-    """Return a run that belongs to no grid."""
+    """Return a single run that is not part of a grid."""
     return GridPoint(Point(prepared.loaded.recipe.name, None), prepared, checked, job)
 
 
 @dataclass
 class Outcome:
-    """The result of a submission: new runs, runs that already had a job, and the number of calls to the scheduler."""
+    """The result of a submission: new runs, runs that already had a job, and the number of scheduler calls."""
 
     study: StudyFolder
     submitted: list[RunFolder] = field(default_factory=list)
@@ -92,15 +92,15 @@ class Outcome:
 
 
 def identify(points: Sequence[GridPoint], name: str | None) -> str:
-    """Return the id of the study that these points make."""
+    """Return the id of the study that these points form."""
     first = points[0].prepared.loaded.recipe.name
     return name or study_id(first, [p.key for p in points])
 
 
 def submit_run(one: GridPoint, cluster: Cluster, root: Path, scheduler: Scheduler) -> RunFolder:
-    """Submit a single run, or complete a submission of the same run that was cut off.
+    """Submit a single run, or complete an interrupted submission of the same run.
 
-    If the scheduler refuses, the run folder is kept for the error to name.
+    If the scheduler refuses, the run folder is kept, because the error refers to it.
     """
     need_safe_root(root, cluster.trust_run_root)
     name = one.prepared.loaded.recipe.name
@@ -135,11 +135,10 @@ def submit_study(
     between: Callable[[RunFolder], object] | None = None,
     progress: Callable[[Sequence[GridPoint], str], Iterable[GridPoint]] = lambda items, _: items,
 ) -> Outcome:
-    """Submit every point of a grid that has no job yet; with `retry`, also points whose run failed.
+    """Submit every point of a grid that has no job yet, and with `retry`, also points whose run failed.
 
-    `left_out` are points that failed the check, with the reason: the study lists them, and nothing of them is
-    submitted. `between` is called after each submission to a scheduler that runs one job at a time; it waits for the
-    run to end.
+    `left_out` has points that failed the check, with the reason. The study lists them but does not submit them. If the
+    scheduler runs one job at a time, `between` is called after each submission to wait for the run to end.
     """
     record = _record(points)
     refuse_secrets({STUDY: json.dumps(record)})
@@ -147,7 +146,7 @@ def submit_study(
     study = create_study(root, identify(points, name), record)
     remember_root(root)
     outcome = Outcome(study)
-    # A study whose runs go one at a time is locked for hours, so do not wait for it.
+    # If runs go one at a time, another launcher may hold the study's lock for hours, so do not wait for it.
     patience = 0.0 if scheduler.capabilities.one_run_at_a_time else HELD_SECONDS
     wanted = [(one, study.run(one.run_name)) for one in points]
 
@@ -179,9 +178,9 @@ Group = list[tuple[RunFolder, Job]]
 
 @dataclass
 class _Batch:
-    """Runs that are submitted together. The caller holds their folders, or their study.
+    """Runs that are submitted together. The caller must hold the lock of the runs or their study.
 
-    `entries` returns more entries for the manifest of a new run. `study` is None for a single run.
+    `entries` returns additional entries for the manifest of a new run. `study` is None for a single run.
     """
 
     cluster: Cluster
@@ -190,7 +189,7 @@ class _Batch:
     study: StudyFolder | None = None
     retry: bool = False
     max_running: int | None = None
-    # Points of one recipe come from the same code.
+    # All points of a recipe come from the same code, so read it once.
     origins: dict[str, Origin] = field(default_factory=dict)
 
     def make_folders(
@@ -198,7 +197,7 @@ class _Batch:
         wanted: Sequence[tuple[GridPoint, RunFolder]],
         progress: Callable[[Sequence[GridPoint], str], Iterable[GridPoint]] = lambda items, _: items,
     ) -> Group:
-        """Make the folders of runs that have no job, and return these runs with their jobs."""
+        """Create the folders of runs that have no job yet, and return these runs with their planned jobs."""
         there = {run: None for _, run in wanted if (run.path / MANIFEST).is_file()}
         need_mine(*there)
         recover_jobs(list(there), self.scheduler)
@@ -210,7 +209,7 @@ class _Batch:
                 continue
             job = plan_run(one.prepared, self.cluster, run.path, self.scheduler, one.job)
             if run not in again:
-                # The folder of a run without a job is made again, as this command describes it.
+                # A run folder without a job is created again, so that it matches this command.
                 self._make_folder(one, job, replace=run in there)
             missing.append((run, job))
         return missing
@@ -223,7 +222,7 @@ class _Batch:
         make_run(one.prepared, self.cluster, job, self.scheduler, self.origins[recipe], replace, **entries)
 
     def submit(self, missing: Group) -> Iterator[Group]:
-        """Submit runs; yield the runs of each call to the scheduler."""
+        """Submit runs, and yield the runs of each scheduler call."""
         groups = [[one] for one in missing]
         if len(missing) > 1 and self.scheduler.capabilities.arrays and self.cluster.arrays:
             positions = self.scheduler.array_groups([job for _, job in missing])
@@ -232,7 +231,7 @@ class _Batch:
             yield from self._submit_group(group)
 
     def _submit_group(self, group: Group) -> Iterator[Group]:
-        """Submit runs as one array, or in halves while the array exceeds the user's limit of jobs."""
+        """Submit runs as one array. Halve the array while it exceeds the user's job limit."""
         if len(group) == 1 or self.study is None:
             ((run, job),) = group
             key = next_key(run)
@@ -240,7 +239,7 @@ class _Batch:
             yield group
             return
         folder = self.study.path
-        # As for a single run, no earlier array has this key, not even one of a removed study of this name.
+        # As for a single run, no earlier array may have this key, not even one of a deleted study with the same name.
         key = f"{self.study.study_id}.{len(list(folder.glob('arrays/*.txt')))}-{secrets.token_hex(3)}"
         runs = [run for run, _ in group]
         try:
@@ -278,14 +277,14 @@ def _left_out(point: Point, why: str) -> dict[str, Any]:
 
 
 def _failed(runs: Sequence[RunFolder], scheduler: Scheduler) -> set[RunFolder]:
-    """Return the runs that `--retry-failed` submits again."""
+    """Return the runs that `--retry-failed` resubmits."""
     started = [run for run in runs if job_ids(run)]
     states = zip(started, scheduler.states(started), strict=True)
     return {run for run, state in states if state.status in RETRIED or state.dropped}
 
 
 def require_wait(points: Sequence[GridPoint], scheduler: Scheduler, wait: bool) -> None:
-    """Refuse a grid that nobody would continue: if runs go one at a time, this command must start each next one."""
+    """Require `--wait` if runs go one at a time, because only this command would start the next run."""
     if scheduler.capabilities.one_run_at_a_time and len(points) > 1 and not wait:
         message = (
             f"the {scheduler.name} backend runs the points of a grid one at a time, so this command must keep running"

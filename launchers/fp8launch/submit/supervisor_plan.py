@@ -1,4 +1,4 @@
-"""The plan of a run's supervisor (`injob/supervisor`), which it reads on the compute node from `survive.json`."""
+"""Plan the supervisor of a run (`injob/supervisor`), which reads its plan from `survive.json` on the compute node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fp8launch.recipe.sections import Rewind
 from fp8launch.schedulers.base import Capabilities, ContinueBy, Scheduler
 from fp8launch.untyped import as_int
 
-# The shortest silence, in seconds, after which a training counts as hung unless the recipe says otherwise.
+# The shortest silence, in seconds, that counts as a hang by default.
 _HANG_AFTER = 1800
 
 
@@ -30,10 +30,10 @@ def survival_text(
     scheduler: Scheduler,
     owner: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Return the content of `survive.json`; None if no attempt can follow: no checkpoints, or no way to start one.
+    """Return the content of `survive.json`, or None if no further attempt is possible.
 
-    `owner` identifies the run as the owner of its checkpoints. Raises UserError for a rule about a cause that does not
-    exist.
+    That is the case without checkpoints, or if the scheduler cannot start another attempt. `owner` identifies the run
+    as the owner of its checkpoints. Raises UserError for a rule about an unknown cause.
     """
     capabilities = scheduler.capabilities
     if job.survival is None or not capabilities.resumes:
@@ -65,13 +65,13 @@ def survival_text(
 
 
 def _continue_by(cluster: Cluster, capabilities: Capabilities) -> ContinueBy:
-    """Return how another attempt starts: as the profile says, if the scheduler can."""
+    """Return how another attempt starts: as set in the profile, if the scheduler supports it."""
     preferred = continue_by(cluster)
     return next((way for way in capabilities.continue_by if way == preferred), capabilities.continue_by[0])
 
 
 def _rules(cluster: Cluster, recipe: Recipe, capabilities: Capabilities) -> dict[str, str]:
-    """Return the actions by cause. If there is only one node, it is not excluded."""
+    """Return the actions by cause. If there is only one node, nothing is excluded."""
     rules = {**RULES, **cluster.rules, **recipe.survive.rules}
     if not capabilities.several_nodes:
         rules = {cause: "go-on" if action == "exclude" else action for cause, action in rules.items()}
@@ -79,17 +79,17 @@ def _rules(cluster: Cluster, recipe: Recipe, capabilities: Capabilities) -> dict
 
 
 def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
-    """Return the seconds that a log may stay silent before the hang watchdog acts; None for a run that is not watched.
+    """Return how many seconds the log may be silent before the hang watchdog acts; None if the run is not watched.
 
-    By default it waits longer than the timeout of Megatron's collectives, which ends the training and names the
-    collective that hangs, and longer than from one log line to the next with an evaluation between them.
+    The default is longer than the timeout of Megatron's collectives, because that timeout ends the training itself and
+    names the collective that hangs. It is also longer than the time between log lines with an evaluation in between.
     """
     stated = recipe.survive.hang_after
     if stated == 0 or (stated is None and args.attributes.get("full_validation")):
-        return None  # nobody can say how long the whole validation set takes
+        return None  # the time for the whole validation set is unknown
     between = _number(args, "log_interval", 100)
     after = stated or max(_HANG_AFTER, 2 * 60 * _number(args, "distributed_timeout_minutes", 10))
-    quiet = between + 2 * _number(args, "eval_iters", 100)  # validation, and at the end the test
+    quiet = between + 2 * _number(args, "eval_iters", 100)  # validation, and the test at the end
     return {
         "after": after,
         "stated": stated is not None,
@@ -99,7 +99,7 @@ def hang_plan(recipe: Recipe, args: EngineArguments) -> dict[str, Any] | None:
 
 
 def health_plan(recipe: Recipe, args: EngineArguments, job: Job) -> dict[str, Any] | None:
-    """Return the job's actions on broken training; None for a recipe without actions."""
+    """Return the job's actions on unhealthy training, or None if the recipe has none."""
     actions: dict[str, Any] = {}
     for code, action in recipe.health.actions.items():
         if isinstance(action, Rewind):
@@ -127,4 +127,4 @@ def _refuse_unknown_causes(rules: Mapping[str, str], where: str) -> None:
     for cause in rules:
         if cause not in RULES:
             hint = did_you_mean(cause, RULES, f"valid causes: {', '.join(RULES)}")
-            raise error("unknown-cause", f"'{cause}' is not a known cause for the end of an attempt", where, hint)
+            raise error("unknown-cause", f"'{cause}' is not a known cause of failure", where, hint)

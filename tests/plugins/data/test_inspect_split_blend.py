@@ -117,7 +117,7 @@ def test_check_holds_the_manifest_against_files_model_and_tokenizer(made: Path, 
     # Some hundred tokens, and 255 + 1 embeddings padded to 256.
     largest = json.loads(Path(f"{made}.manifest.json").read_text())["vocab_limit"] - 1
     found = _problems(tmp_path, made)
-    assert f"may hold token ids up to {largest}, and the model has 256 embeddings" in found["data-vocabulary"]
+    assert f"may have token ids up to {largest}, but the model has 256 embeddings" in found["data-vocabulary"]
     small = build(tmp_path / "a.jsonl", "--tokenizer", "bytes", "--vocab-size", 257, "--out", tmp_path / "small")
     assert small["vocab_limit"] == 257
     (tmp_path / "other").mkdir()
@@ -125,7 +125,7 @@ def test_check_holds_the_manifest_against_files_model_and_tokenizer(made: Path, 
     same = {"type": "HuggingFaceTokenizer", "model": str(bpe)}
     assert "data-other-tokenizer" not in _problems(tmp_path, made, tokenizer=same)
     found = _problems(tmp_path, made, tokenizer={**same, "model": str(tmp_path / "other")})
-    assert "was made with another tokenizer" in found["data-other-tokenizer"]
+    assert "was built with tokenizer" in found["data-other-tokenizer"]
     manifest = json.loads(Path(f"{made}.manifest.json").read_text())
     manifest["documents"] += 1
     Path(f"{made}.manifest.json").write_text(json.dumps(manifest))

@@ -1,4 +1,4 @@
-"""Data for GPT pre-training: Megatron's datasets, and the part of a batch that one rank needs."""
+"""Data for GPT pre-training: Megatron's datasets, and the part of each batch that one rank needs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_
 from megatron.training import get_args, get_tokenizer
 from megatron.training import utils as training_utils
 
-# In the order of the model's parameters. Only packed sequences use the other fields.
+# In the order of the model's parameters. All other fields are for packed sequences only.
 FIELDS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
 PACKED_FIELDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
 
 
 def call_with(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """Call `function` with the values for which it has parameters.
+    """Call `function` with those values for which it has parameters.
 
-    From 0.17 to 0.19 Megatron's helpers gained parameters and kept their names.
+    From 0.17 to 0.19, Megatron's helpers gained parameters, but kept the names of existing ones.
     """
     names = inspect.signature(function).parameters
     return function(**{name: value for name, value in values.items() if name in names})
 
 
 def builds_mtp(config: Any, vp_stage: int | None) -> bool:
-    """Return whether this stage has multi-token-prediction layers, which need tokens and labels on any stage."""
+    """Return whether this stage has multi-token-prediction layers, which need tokens and labels wherever they are."""
     if not config.mtp_num_layers:
         return False
     values = {
@@ -46,7 +46,7 @@ def builds_mtp(config: Any, vp_stage: int | None) -> bool:
 
 
 def embedding_ranks(config: Any, pipeline_ranks: list[int]) -> list[int]:
-    """Return the ranks of a pipeline with word embeddings: the first and last stage, and stages with MTP layers."""
+    """Return the pipeline ranks that have word embeddings: the first and last stage, and stages with MTP layers."""
     ranks = {pipeline_ranks[0], pipeline_ranks[-1]}
     if config.mtp_num_layers:
         ranks |= set(get_mtp_ranks(pipeline_ranks, config))
@@ -58,8 +58,8 @@ def batch_for_this_rank(
 ) -> dict[str, torch.Tensor | None]:
     """Return one micro batch on the device: FIELDS, each [micro batch, sequence / context parallel size], or None.
 
-    Tensor-parallel rank 0 reads it and broadcasts it to its group. Stages inside the pipeline read nothing: their input
-    comes from the previous stage.
+    Tensor-parallel rank 0 reads the batch and broadcasts it to its group. Inner pipeline stages do not read data,
+    because their input comes from the previous stage.
     """
     args = get_args()
     has_mtp = builds_mtp(config, vp_stage)
@@ -83,14 +83,14 @@ def batch_for_this_rank(
         "is_pipeline_last_stage": parallel_state.is_pipeline_last_stage(),
         "cp_group": parallel_state.get_context_parallel_group(),
     }
-    if hasattr(core_utils, "get_batch_on_this_tp_rank"):  # 0.18 on: it only broadcasts
+    if hasattr(core_utils, "get_batch_on_this_tp_rank"):  # since 0.18, it only broadcasts
         batch: dict[str, Any] = {}
         if values["tp_rank"] == 0:
             assert samples is not None
             sample = next(samples)
             batch = {name: _on_device(sample.get(name)) for name in (*FIELDS, *PACKED_FIELDS)}
         batch = call_with(core_utils.get_batch_on_this_tp_rank, {**values, "batch": batch})
-    else:  # 0.17: it reads, moves to the device and broadcasts
+    else:  # in 0.17, it reads the batch, moves it to the device and broadcasts it
         batch = call_with(training_utils.get_batch_on_this_tp_rank, {**values, "data_iterator": samples})
         batch = {name: batch.get(name) for name in FIELDS}
     batch = call_with(core_utils.get_batch_on_this_cp_rank, {**values, "batch": batch})
@@ -102,24 +102,24 @@ def _on_device(value: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _reads_data(vp_stage: int | None) -> bool:
-    """Return whether this rank reads data: rank 0 of a tensor-parallel group whose stage uses tokens or labels."""
+    """Return whether this rank reads data: it must be tensor-parallel rank 0 of a stage that uses tokens or labels."""
     args = get_args()
     used = training_utils.is_first_or_last_pipeline_stage(vp_stage) or args.mtp_num_layers
     return bool(used) and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
 def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tuple[Any, Any, Any]:
-    """Return training, validation and test datasets of these sample counts (None: one epoch); None for an unused one.
+    """Return training, validation and test datasets with these sample counts; None for a dataset that is not used.
 
-    They are mock data with `--mock-data`, else the indexed files of `--data-path` and similar arguments, in the blend
-    and split of the arguments.
+    A count of None means one epoch. With `--mock-data`, the data is generated. Otherwise it comes from the indexed
+    files of `--data-path` and similar arguments, blended and split accordingly.
     """
     args = get_args()
     kind = MockGPTDataset if args.mock_data else GPTDataset
     builder = BlendedMegatronDatasetBuilder(
         kind, sample_counts, functools.partial(_reads_data, vp_stage), dataset_config(args)
     )
-    # Without evaluation (--eval-iters 0) Megatron would fail at a data loader for no samples.
+    # Without evaluation (--eval-iters 0), Megatron would fail to create a data loader for zero samples.
     built = list(builder.build())
     for i, count in enumerate(sample_counts):
         if count == 0:
@@ -128,12 +128,12 @@ def datasets(sample_counts: list[int | None], vp_stage: int | None = None) -> tu
     return train, valid, test
 
 
-# Tells Megatron to call this on every rank, not only on tensor-parallel rank 0.
+# Makes Megatron call this function on every rank, not only on tensor-parallel rank 0.
 datasets.is_distributed = True  # type: ignore[attr-defined]
 
 
 def dataset_config(args: Any) -> GPTDatasetConfig:
-    """Return Megatron's dataset configuration. Fields that are not set below have the name of their argument."""
+    """Return Megatron's dataset configuration. Fields that are not set below are filled from arguments by name."""
     blend, blend_per_split = training_utils.get_blend_and_blend_per_split(args)
     renamed = {
         "random_seed": args.seed,

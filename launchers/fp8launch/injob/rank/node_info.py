@@ -1,7 +1,7 @@
-"""A description of this node: one line of the log from its first process, `fp8launch-node: {json}`.
+"""Describe this node in one log line from its first process, `fp8launch-node: {json}`.
 
-Read from the driver's files, so that nothing uses CUDA before Megatron does. Runs are comparable only on equal
-machines, and a slow node can only be found again by its name.
+Runs are comparable only on equal machines, and a slow node can be identified only by its name. The information comes
+from the driver's files, so that nothing initializes CUDA before Megatron does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DRIVER = Path("/proc/driver/nvidia")
 
 
 def describe(env: Mapping[str, str], driver: Path = DRIVER) -> dict[str, object]:
-    """Return the `node` by Slurm's name, the `rank` that prints it, `gpus` (number by model), and the `driver`."""
+    """Return the Slurm name of the `node`, the `rank` that prints it, `gpus` (number by model), and the `driver`."""
     models: dict[str, int] = {}
     for file in sorted(driver.glob("gpus/*/information")):
         found = re.search(r"^Model:\s*(.+?)\s*$", _text(file), re.MULTILINE)
@@ -35,7 +35,7 @@ def describe(env: Mapping[str, str], driver: Path = DRIVER) -> dict[str, object]
 
 
 def memory_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
-    """Return how many processes the kernel has killed for memory, in any cgroup; None if it does not count them."""
+    """Return how many out-of-memory kills the kernel counts, over all cgroups; None if it does not count them."""
     found = re.search(r"^oom_kill (\d{1,18})$", _text(counters), re.MULTILINE)
     return int(found[1]) if found else None
 
@@ -50,7 +50,7 @@ def _text(file: Path) -> str:
 def announce() -> None:
     """Print the line, from the first process of each node."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        # If a process of this node is killed, the supervisor compares the count.
-        # Iteration lines have local time: the clock's offset makes them comparable with other times.
+        # If a process on this node is killed, the supervisor compares memory_kills with the count at that time.
+        # Iteration lines have local time, and utc_offset makes it comparable with other times.
         more = {"memory_kills": memory_kills(), "utc_offset": time.localtime().tm_gmtoff}
         print(NODE + json.dumps({**describe(os.environ), **more}), flush=True)

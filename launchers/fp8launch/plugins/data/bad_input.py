@@ -1,4 +1,4 @@
-"""Documents that cannot be used: why, where, and how many."""
+"""Describe and count documents that cannot be used."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 from fp8launch.injob.regular_files import open_regular
 
-# Each reason with its description, in the order of a summary.
+# Descriptions by reason, in the order in which summaries list them.
 REASONS = {
     "broken-json": "not valid JSON",
     "not-an-object": "JSON, but not an object with fields",
     "no-field": "the field is missing",
-    "not-text": "the field holds no text",
+    "not-text": "the field is not text",
     "invalid-utf8": "not valid UTF-8",
     "too-long": "longer than --max-document",
     "cut-short": "the file is truncated or damaged from here on",
-    "unpacks-too-far": "the file unpacks to far more than text does",
+    "unpacks-too-far": "the file decompresses to far more data than text would",
     "beyond-vocabulary": "a token id is outside the vocabulary",
     "empty": "no text",
 }
-# Left out whatever --on-error says: no text is lost.
+# Always left out, whatever --on-error says, because no text is lost.
 HARMLESS = frozenset({"empty"})
-# This many documents are named; the others are only counted.
+# How many documents are listed. The others are only counted.
 NAMED = 5
 
 
 @dataclass(frozen=True)
 class BadInput:
-    """A document that was left out. `line` counts from the byte offset `begin`; `unit` is "line", "row" or "file"."""
+    """A document that was left out. `line` counts from byte offset `begin`. `unit` is "line", "row" or "file"."""
 
     reason: str
     file: str
@@ -39,7 +39,7 @@ class BadInput:
     unit: str = "line"
 
     def place(self) -> str:
-        """Return FILE:LINE, the line counted from the start of the file."""
+        """Return FILE:LINE, with the line counted from the start of the file."""
         if self.unit == "file":
             return self.file
         if self.unit == "row":
@@ -66,7 +66,7 @@ def summary(counts: dict[str, int]) -> str:
 
 
 def first_few(found: Iterable[BadInput]) -> list[BadInput]:
-    """Return the documents to name: documents that lost text, then empty ones, each in order."""
+    """Return the documents to list: first documents whose text is lost, then empty ones, both in order."""
     return sorted(found, key=lambda bad: bad.reason in HARMLESS)[:NAMED]
 
 

@@ -1,6 +1,6 @@
-"""Read Megatron's argument list without Megatron, and report what its parser would refuse.
+"""Parse Megatron's argument list without Megatron, and report what its parser would refuse.
 
-The rules follow argparse with `allow_abbrev=False`; the test suite compares them with Megatron's own parser.
+The rules are those of argparse with `allow_abbrev=False`. Tests compare the results with Megatron's own parser.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fp8launch.megatron.schema import Flag, FlagSchema
 
 
 def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagValue], list[Problem]]:
-    """Return values by canonical name, in the order of last use, and the problems that the parser would report."""
+    """Return values by canonical name, in order of last use, and the problems that Megatron's parser would report."""
     values: dict[str, FlagValue] = {}
     problems: list[Problem] = []
     unknown = 0
@@ -38,8 +38,8 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
             problems.append(Problem("error", "flag-help", f"{word} makes Megatron print its help and exit"))
             continue
         if not word.startswith("--"):
-            message = f"{word!r} is not the value of any flag"
-            problems.append(Problem("error", "flag-stray", message, None, "remove it, or write its flag"))
+            message = f"{word!r} does not belong to any flag"
+            problems.append(Problem("error", "flag-stray", message, None, "remove it, or add its flag"))
             continue
         exact = _spelt(word, schema)
         flag, spelling = exact, word
@@ -68,7 +68,7 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
 
 
 def flag_by_flag(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return each flag of an argument list without Megatron's own flags, with its values."""
+    """Split an argument list that has no Megatron flags into flags and their values."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
         option, equals, attached = word.partition("=")
@@ -80,9 +80,9 @@ def flag_by_flag(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) -> tuple[list[str], list[str]]:
-    """Divide an argument list into the words of Megatron's flags and the words of other flags.
+    """Split an argument list into words that belong to Megatron's flags and words that belong to other flags.
 
-    Words that belong to no flag are kept with Megatron's, whose parser refuses them; with `stray` they are other words.
+    Words that belong to no flag count as Megatron's, whose parser refuses them. With `stray`, they count as others.
     """
     known: list[str] = []
     unknown: list[str] = []
@@ -103,7 +103,7 @@ def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) 
 
 
 def _spelt(word: str, schema: FlagSchema) -> Flag | None:
-    """Return the flag with exactly this name; argparse does not accept underscores for dashes."""
+    """Return the flag with exactly this name. argparse does not treat underscores as dashes."""
     flag = schema.find(word)
     if flag is None or word not in flag.options:
         return None
@@ -111,7 +111,7 @@ def _spelt(word: str, schema: FlagSchema) -> Flag | None:
 
 
 def _count_values(argv: Sequence[str], at: int, flag: Flag | None, schema: FlagSchema) -> int:
-    """Return how many of the words from `at` belong to a flag; an unknown flag takes all values that follow it."""
+    """Return how many of the words from `at` on belong to a flag. An unknown flag takes all values that follow it."""
     available = 0
     while at + available < len(argv):
         word = argv[at + available]
@@ -128,7 +128,7 @@ def _count_values(argv: Sequence[str], at: int, flag: Flag | None, schema: FlagS
 
 
 def _is_value(word: str, schema: FlagSchema) -> bool:
-    """Return whether argparse reads a word as a value, even if it starts with a dash."""
+    """Return whether argparse takes a word for a value, even if it starts with a dash."""
     if not word.startswith("-") or word == "-":
         return True
     if _spelt(word, schema) or _spelt(word.partition("=")[0], schema) or word.startswith("-h"):

@@ -1,4 +1,4 @@
-"""Read a launch script, an argument list or a JSON list: Megatron's arguments and the settings around them."""
+"""Read Megatron's arguments, and the settings around them, from a launch script, an argument list or a JSON list."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fp8launch.secrets import is_secret, secret_in
 
 
 def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
-    """Return Megatron's arguments in a JSON list, a plain argument list, YAML or a shell script. Nothing is executed.
+    """Read Megatron's arguments from a JSON list, a plain argument list, YAML or a shell script. Nothing is executed.
 
-    Raises UserError when there are none.
+    Raises UserError if there are none.
     """
     launch = _without_secrets(_read(text, name, schema), schema, name)
     if not any(re.match("--.", word) for word in launch.argv):
@@ -42,7 +42,7 @@ def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
 
 
 def _without_secrets(launch: Launch, schema: FlagSchema, name: str) -> Launch:
-    """Remove arguments and an image that contain a secret. No flag of Megatron takes a secret."""
+    """Remove arguments, and an image, that contain secrets. No Megatron flag takes a secret."""
     fix = "export it as a variable in your shell, and list the name under `secrets:`"
     problems = list(launch.problems)
     argv: list[str] = []
@@ -127,8 +127,8 @@ def _script(text: str, name: str, schema: FlagSchema) -> Launch:
     problems += other_trainings(reading, schema, training, name)
     if not command.certain:
         message = (
-            "the training command depends on a condition whose value is not known; it was imported as if the "
-            "condition is true"
+            "the training command depends on a condition whose value is unknown; it was imported as if the "
+            "condition were true"
         )
         problems.append(Problem("warning", "import-condition", message, where))
     script = None
@@ -155,7 +155,7 @@ def _script(text: str, name: str, schema: FlagSchema) -> Launch:
 def _arguments_alone(
     reading: Reading, schema: FlagSchema, name: str, slurm: SlurmWords, problems: list[Problem]
 ) -> Launch:
-    """Read a file that only assigns arguments to variables, for another script to use."""
+    """Read a file that only assigns arguments to variables, for use by another script."""
     variables = argument_variables(reading, schema)
     argv, more = without_holes(list(chain.from_iterable(variables.values())), reading.holes, schema, name)
     if variables:

@@ -1,8 +1,8 @@
-"""Model configurations of Hugging Face (`config.json`) as the `model` section of a recipe.
+"""Translate a Hugging Face `config.json` to the `model` section of a recipe.
 
-Sources: the configuration classes of transformers (`LlamaConfig`, `MistralConfig`, `Qwen2Config`, `Qwen3Config`,
-`MixtralConfig`, `Qwen3MoeConfig`), and Megatron's flags of the same meaning. What Megatron-Core's GPT model lacks is
-refused by name, because a model that silently trains as something else is worse than none.
+Sources: the configuration classes in transformers (`LlamaConfig`, `MistralConfig`, `Qwen2Config`, `Qwen3Config`,
+`MixtralConfig`, `Qwen3MoeConfig`), and the corresponding Megatron flags. Features that Megatron-Core's GPT model lacks
+are refused by name, because silently training a different model would be worse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fp8launch.diagnostics import UserError, error
 from fp8launch.recipe.yaml_source import MAX_BYTES, read_start
 from fp8launch.untyped import as_mapping, as_number
 
-# Types of models (`model_type`) for which Megatron has a flag for every field below.
+# Model types (`model_type`) for which Megatron has a flag for every field below.
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
 SUPPORTED = (*DENSE, *EXPERTS)
@@ -28,7 +28,7 @@ LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_po
 
 @dataclass(frozen=True)
 class HfModel:
-    """`model` is the section of the recipe, and `notes` are sentences about the translation for the user."""
+    """The `model` section of a recipe, and `notes` for the user about the translation."""
 
     kind: str
     model: dict[str, Any]
@@ -36,7 +36,7 @@ class HfModel:
 
 
 def read_config(path: Path) -> HfModel:
-    """Read a `config.json`, given as a file or by its folder. Raises UserError."""
+    """Read a `config.json`, given as a file or as its folder. Raises UserError."""
     file = path
     if path.is_dir():
         file = path / "config.json"
@@ -59,7 +59,7 @@ def translate(config: Mapping[str, Any], where: str) -> HfModel:
     kind = config.get("model_type")
     if kind not in SUPPORTED:
         message = f"models of type '{kind}' cannot be translated; supported: {', '.join(SUPPORTED)}"
-        fix = "state the model by Megatron's flags in your own recipe (docs/recipes.md)"
+        fix = "set the model's Megatron flags in your own recipe (docs/recipes.md)"
         raise error("unsupported-model", message, where, fix)
     reader = _Reader(config, where)
     notes: list[str] = []
@@ -72,7 +72,7 @@ def translate(config: Mapping[str, Any], where: str) -> HfModel:
 
 
 class _Reader:
-    """Reads fields with their types, and collects the fields that cannot be translated."""
+    """Reads fields, checks their types, and collects those that cannot be translated."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config = config
@@ -90,17 +90,17 @@ class _Reader:
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9:
                 return value
             if value is not None:
-                self.refuse(field, "a positive whole number is needed")
+                self.refuse(field, "it must be a positive whole number")
                 return 1
         if default is None:
-            self.refuse(fields[0], "the field is needed")
+            self.refuse(fields[0], "the field is required")
             return 1
         return default
 
     def number(self, field: str, default: float) -> float:
         value = as_number(self.config.get(field, default))
         if value is None:
-            self.refuse(field, "a number is needed")
+            self.refuse(field, "it must be a number")
             return default
         return value
 
@@ -130,8 +130,8 @@ def _attention(reader: _Reader, kind: str, notes: list[str]) -> dict[str, Any]:
     window = reader.config.get("sliding_window")
     if isinstance(window, int) and reader.config.get("use_sliding_window", True) and window < length:
         notes.append(
-            f"its attention sees only the last {window} tokens, so sequences are limited to that length; Megatron's "
-            "window_size states the window for longer ones"
+            f"its attention sees only the last {window} tokens, so sequences are limited to that length; for longer "
+            "ones, set Megatron's window_size"
         )
         length = window
     attention["max_position_embeddings"] = length
@@ -147,12 +147,12 @@ def _attention(reader: _Reader, kind: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _rope(reader: _Reader) -> dict[str, Any]:
-    # In transformers 5 one field has both.
+    # In transformers 5, one field contains both.
     parameters = as_mapping(reader.config.get("rope_parameters"))
     scaling = reader.config.get("rope_scaling") or parameters
     base = as_number(parameters.get("rope_theta", reader.config.get("rope_theta", 10000.0)))
     if base is None:
-        reader.refuse("rope_theta", "a number is needed")
+        reader.refuse("rope_theta", "it must be a number")
         base = 1.0
     rope: dict[str, Any] = {
         "position_embedding_type": "rope",

@@ -1,6 +1,6 @@
-"""Draw the pictures of a comparison with matplotlib, an optional dependency: `pip install 'fp8launch[plots]'`.
+"""Plot a comparison with matplotlib, an optional dependency: `pip install 'fp8launch[plots]'`.
 
-Axes start at zero or say that they do not.
+Axes that do not start at zero are labelled.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def available() -> bool:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Return the pictures for which these runs have data. The remark of a picture names the rows that it leaves out.
+    """Return the plots for which these runs have data. The remark of a plot lists the rows that it leaves out.
 
-    In a comparison of learning settings, the losses come first.
+    If learning settings are compared, the losses come first.
     """
     every: Sequence[Row] = comparison.rows
     rows = comparison.good
@@ -90,7 +90,7 @@ def require_drawable(file: Path | None, option: str) -> None:
 
 
 def write_plots(comparison: Comparison, target: Path) -> list[Path]:
-    """Write all pictures into one file; if `target` is a folder or has no suffix, write one file for each picture.
+    """Write all plots to one file. If `target` is a folder or has no suffix, write one file per plot.
 
     Raises UserError if matplotlib is missing, if the suffix is not in FORMATS, or if there is nothing to draw.
     """
@@ -101,7 +101,7 @@ def write_plots(comparison: Comparison, target: Path) -> list[Path]:
         require_drawable(None, "--plot")
     found = pictures(comparison)
     if not found:
-        raise error("nothing-to-plot", "no run has a number to draw", "--plot")
+        raise error("nothing-to-plot", "no run has numbers to plot", "--plot")
     if single:
         save_figure(figure_of(found), target, DPI)
         return [target]
@@ -115,7 +115,7 @@ def write_plots(comparison: Comparison, target: Path) -> list[Path]:
 
 
 def save_figure(figure: Any, file: Path, dpi: int | None = None) -> None:
-    """Write a figure in the format of the file's suffix, whole or not at all."""
+    """Write a figure atomically, in the format given by the file's suffix."""
     data = io.BytesIO()
     figure.savefig(data, format=file.suffix.removeprefix(".").lower() or "png", dpi=dpi or "figure")
     write_atomically(file, data.getvalue())
@@ -137,7 +137,7 @@ def _style(ink: str = INK) -> Iterator[None]:
         "axes.spines.right": False,
         "legend.frameon": False,
         "legend.fontsize": 8.5,
-        # A dollar sign in the name of a variant does not begin a formula.
+        # A dollar sign in the name of a variant must not start a formula.
         "text.parse_math": False,
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
     }
@@ -146,7 +146,7 @@ def _style(ink: str = INK) -> Iterator[None]:
 
 
 def panel_figure(panel: Panel) -> Any:
-    """Draw the axes of one panel, without title and legend. Needs no display."""
+    """Draw the axes of one panel, without title and legend. No display is required."""
     from matplotlib.figure import Figure
 
     with _style():
@@ -156,10 +156,10 @@ def panel_figure(panel: Panel) -> Any:
 
 
 def _draw_panel(figure: Any, panel: Panel, left: float, top: float, title: bool = False) -> None:
-    """Draw a panel with its upper left corner at `left`, `top` in inches from the lower left corner of the figure.
+    """Draw a panel with its upper left corner at `left`, `top`, in inches from the lower left corner of the figure.
 
-    Fixed margins leave room for the ticks and labels of every picture: matplotlib's layout engines fail if space is
-    short.
+    Margins are fixed and have room for the ticks and labels of every plot, because matplotlib's layout engines fail if
+    space is tight.
     """
     above = _PANEL_TITLE if title else 0.08
     height = HEIGHT * panel.tall - _BELOW - above
@@ -178,7 +178,7 @@ def _share(figure: Any, left: float, bottom: float, width: float, height: float)
 
 
 def figure_of(found: Sequence[Picture]) -> Any:
-    """Draw pictures below each other, or side by side if they are narrow, each with its title and legends."""
+    """Draw plots below each other, or side by side if they are narrow, each with its title and legends."""
     from matplotlib.figure import Figure
 
     rows = list(_packed(found))
@@ -230,7 +230,7 @@ def _texts_height(picture: Picture) -> float:
 
 
 def _key_rows(picture: Picture) -> list[Sequence[Key]]:
-    """Split the common legend into rows that fit the width of the picture."""
+    """Split the common legend into rows that fit the width of the plot."""
     longest = max((len(key.text) for key in picture.keys), default=1)
     return _in_rows(picture.keys, max(1, (78 * picture.width) // (8 + longest)))
 
@@ -245,7 +245,7 @@ def _height(picture: Picture) -> float:
 
 
 def _draw_picture(figure: Any, picture: Picture, left: float, top: float) -> None:
-    """Draw a picture with its upper left corner at `left`, `top` in inches."""
+    """Draw a plot with its upper left corner at `left`, `top`, in inches."""
     place = partial(_text, figure, left + 0.12)
     place(top - 0.08, picture.title, fontsize=11.5, fontweight="bold")
     remark = _wrapped(picture.remark, picture.width)
@@ -287,7 +287,7 @@ def _handle(key: Key) -> Any:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    # matplotlib hides entries whose name begins with an underscore.
+    # matplotlib hides legend entries whose names start with an underscore.
     label = key.text
     if label.startswith("_"):
         label = f" {label}"

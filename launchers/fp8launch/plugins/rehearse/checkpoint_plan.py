@@ -1,7 +1,7 @@
-"""Plan a checkpoint at the end of a rehearsal without writing it, for runs whose checkpoints `resuming` cannot load.
+"""Plan a checkpoint at the end of a rehearsal, without writing it, for runs whose checkpoints `resuming` cannot load.
 
-Megatron's own code builds the state of the model and optimizer in the checkpoint's format, and torch's planner decides
-what this rank would write. Rehearsals do not check that all ranks together write every part exactly once.
+Megatron's own code builds the model and optimizer state in the checkpoint's format, and torch's planner decides what
+this rank would write. It is not checked that all ranks together write every part exactly once.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -15,9 +15,9 @@ from fp8launch.plugins.rehearse.shrink import ITERATIONS
 
 
 def as_images(transformer_engine: str) -> None:
-    """Keep the same states as the build of this Transformer Engine release in container images."""
+    """Keep the same extra states as this Transformer Engine release does in container images."""
     if transformer_engine.startswith("2.16."):
-        # Images have 2.16.0, which keeps a state for every recipe; 2.16.1 keeps one for delayed scaling only.
+        # Images have 2.16.0, which keeps extra state for every recipe. 2.16.1 keeps it for delayed scaling only.
         modules: Any = importlib.import_module("transformer_engine.pytorch.module.base")
         modules.is_stateless_recipe = lambda recipe: False
 
@@ -36,7 +36,7 @@ def plan(args: Any, model: Any, optimizer: Any, scheduler: Any) -> Any:
 
 
 def of_bridge(config: Any, model: Any, optimizer: Any, scheduler: Any, groups: Any) -> Any:
-    """Return the same plan from Megatron-Bridge's code, for its configuration and process groups."""
+    """Return the same plan, made by Megatron-Bridge's code for its configuration and process groups."""
     saving: Any = importlib.import_module("megatron.bridge.training.checkpointing")
     own = config.checkpoint
     model = importlib.import_module("megatron.core.utils").unwrap_model(model)
@@ -60,7 +60,7 @@ def _plan_of(state: Any, file_format: str) -> Any:
 
 
 def _megatron(state: Any) -> tuple[Any, Any]:
-    """Return the planner of Megatron's distributed checkpoints, and the state in the format that it takes."""
+    """Return the planner for Megatron's distributed checkpoints, and the state in the format it expects."""
     serialization: Any = importlib.import_module("megatron.core.dist_checkpointing.serialization")
     strategy: Any = importlib.import_module("megatron.core.dist_checkpointing.strategies.torch")
     sharded, _common = serialization.save_preprocess(state, False)

@@ -1,7 +1,7 @@
-"""CUDA graphs without a GPU: a capture runs its code once, and a replay does nothing.
+"""Emulate CUDA graphs without a GPU: a capture runs its code once, and a replay does nothing.
 
-Operations that a capture forbids are refused here as far as they can be recognized: waiting for a device, stream or
-event. Reading a value from a GPU tensor cannot be distinguished from reading host memory, so it is allowed.
+Operations that are illegal during a capture are refused if they can be recognized: waiting for a device, stream or
+event. Reading a value from a GPU tensor cannot be told apart from reading host memory, so it is allowed.
 """
 # mypy: disable-error-code="import-not-found, misc"
 
@@ -19,15 +19,15 @@ NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 NOT_ON_EVENT = "CUDA error: operation not permitted on an event last recorded in a capturing stream"
 UNCAPTURED = "CUDA error: dependency created on uncaptured work in another stream"
 
-# The most GPUs of one node.
+# The maximum number of GPUs in a node.
 MOST_GPUS = 16
 
 
 class Captures:
     """The state of captures in this process.
 
-    `depth` is their nesting depth and `joined` holds the ids of the streams that take part. `stream` is the current
-    stream, and `left` holds the streams to return to.
+    `depth` is the nesting depth, and `joined` has the ids of the participating streams. `stream` is the current stream,
+    and `left` has the streams to return to.
     """
 
     depth = 0
@@ -37,7 +37,7 @@ class Captures:
 
 
 def capturing() -> bool:
-    """Return whether a capture is under way."""
+    """Return whether a capture is in progress."""
     return Captures.depth > 0
 
 
@@ -62,7 +62,7 @@ class CUDAGraph:
         Captures.depth -= 1
 
     def replay(self) -> None:
-        """Do nothing: outputs keep the values of the capture."""
+        """Do nothing: outputs keep the values from the capture."""
         if capturing():
             raise RuntimeError(NOT_PERMITTED)
 
@@ -92,7 +92,7 @@ def graph(
 
 
 class Generator(torch.Generator):
-    """A host generator with the methods for CUDA graphs, which torch implements for CUDA only."""
+    """A CPU generator with the CUDA graph methods, which torch implements for CUDA generators only."""
 
     def graphsafe_get_state(self) -> Generator:
         """Return this generator."""
@@ -120,12 +120,12 @@ def _record_event(event: Any, stream: Any = None) -> None:
 
 
 def _takes_part(stream: Any) -> bool:
-    """Return whether work that is queued on a stream now is captured. None is the current stream."""
+    """Return whether work queued on a stream now would be captured. None is the current stream."""
     return capturing() and id(stream or Captures.stream) in Captures.joined
 
 
 def _wait(stream: Any, captured: bool) -> None:
-    """Capture work that waits for captured work, and refuse to let captured work wait for any other."""
+    """Let a stream that waits for captured work join the capture. Refuse to make captured work wait for other work."""
     if captured:
         Captures.joined.add(id(stream))
     elif _takes_part(stream):
@@ -145,7 +145,7 @@ def _wait_of_event(event: Any, stream: Any = None) -> None:
 
 
 class Communication:
-    """The end of a collective: a stream that waits for it joins the capture in which it was launched."""
+    """A handle for a collective. A stream that waits for it joins the capture in which it was launched."""
 
     def __init__(self) -> None:
         self.captured = _takes_part(None)
@@ -162,7 +162,7 @@ def _set_stream(stream: Any) -> None:
 
 
 class _OnStream:
-    """Like torch's `StreamContext`, but reusable: Megatron keeps one and enters it repeatedly."""
+    """Like torch's `StreamContext`, but reusable, because Megatron keeps one and enters it repeatedly."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

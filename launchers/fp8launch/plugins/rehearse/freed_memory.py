@@ -1,7 +1,7 @@
-"""Refuse to read memory that Megatron has freed although tensors still refer to it.
+"""Detect reads of memory that Megatron has freed although tensors still refer to it.
 
 Megatron frees such memory when it offloads tensors or recomputes outputs. On a GPU, a kernel that reads freed memory
-ends the run. On the host, the read would end the process without a message, so it is refused first.
+ends the run. On the host, the read would crash the process without a message, so raise an error first.
 """
 # mypy: disable-error-code="import-not-found, misc"
 
@@ -15,13 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-# Name prefixes of operators that read no values.
+# Name prefixes of operators that do not read values.
 SIZES_ONLY = ("empty", "new_", "set_", "resize", "zeros_like", "ones_like")
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
 class _Freed(TorchDispatchMode):
-    """Refuse operators that read freed memory. Views and size queries read none."""
+    """Refuses operators that read freed memory. Views and size queries are allowed."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -40,13 +40,13 @@ def _is_freed(value: Any) -> bool:
 
 @contextlib.contextmanager
 def guarded(offloads: bool) -> Iterator[None]:
-    """Refuse to read freed memory if activations are offloaded; nothing else frees memory that is read later."""
+    """Refuse reads of freed memory if activations are offloaded. Nothing else frees memory that is read later."""
     with _Freed() if offloads else contextlib.nullcontext():
         yield
 
 
 def offload_from_the_host(handler: Any) -> None:
-    """Let Megatron 0.19 offload tensors although they are already on the host."""
+    """Make Megatron 0.19 offload tensors even though they are already on the host."""
 
     def manages(tensor: torch.Tensor) -> bool:
         return not isinstance(tensor, torch.nn.Parameter)

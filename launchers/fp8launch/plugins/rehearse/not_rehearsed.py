@@ -1,4 +1,4 @@
-"""Features that rehearsals do not run. Reports name them, so that nobody assumes that they were checked."""
+"""Features that rehearsals do not run. Reports list them, so that nobody assumes they were checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _loads_from_elsewhere(run: ResolvedRun) -> bool:
     return run.on("pretrained_checkpoint") or (run.on("load") and run.value("load") != run.value("save"))
 
 
-# Features that no rehearsal runs, each with the condition under which a run uses it.
+# Features that no rehearsal runs, each with a predicate for runs that use it.
 NOT_REHEARSED: tuple[tuple[str, Callable[[ResolvedRun], bool]], ...] = (
     ("values read on the host inside CUDA graphs", _graphs),
     ("DeepEP's kernels", lambda run: _flex_backend(run, "deepep")),
@@ -60,5 +60,5 @@ NOT_REHEARSED: tuple[tuple[str, Callable[[ResolvedRun], bool]], ...] = (
 
 
 def not_rehearsed(run: ResolvedRun) -> tuple[str, ...]:
-    """Return the names of the features of this run that no rehearsal runs."""
+    """Return the features of this run that no rehearsal runs."""
     return tuple(name for name, asked in NOT_REHEARSED if asked(run))

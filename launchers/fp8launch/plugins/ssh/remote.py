@@ -1,8 +1,8 @@
-"""`fp8launch --remote CLUSTER VERB ...`: a command on a cluster's login node, from a laptop that has only ssh.
+"""`fp8launch --remote CLUSTER VERB ...`: run a command on a cluster's login node from a laptop that has only ssh.
 
-As with git and rsync, the same program is at the other end. So everything is checked where the images, the data and
-Slurm are, every backend works, and runs belong to the login node's user. What travels are recipes, resolved here, the
-cluster profile, and secrets.
+As with git and rsync, the same program runs at the other end. Everything is therefore checked where the images, the
+data and Slurm are, every backend works, and runs belong to the login node's user. Only recipes (resolved here), the
+cluster profile and secrets are sent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fp8launch.recipe.load import load_recipe, read_recipe
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.secrets import refuse_secrets
 
-# Arguments of verbs that name recipes.
+# Command arguments that take recipes.
 RECIPE_ARGUMENTS = ("recipes", "recipe")
-# These work on files of this machine and ask no cluster.
+# Commands that only work on local files and never query a cluster.
 HERE = frozenset(("import", "recipes", "images", "clusters", "diff", "completion"))
 
 
 def run_remote(name: str, arguments: Sequence[str]) -> int:
-    """Run `fp8launch ARGUMENTS` on the login node of the cluster profile `name`; return its exit code."""
+    """Run `fp8launch ARGUMENTS` on the login node of the cluster profile `name`, and return its exit code."""
     profile = load_cluster(name, "--remote")
     if profile.ssh is None:
         raise error(
@@ -39,10 +39,10 @@ def run_remote(name: str, arguments: Sequence[str]) -> int:
         raise click.UsageError("--remote CLUSTER needs a command after it, such as `runs`")
     verb = arguments[0]
     if verb in HERE:
-        raise click.UsageError(f"`{verb}` works on files of this machine; remove --remote")
+        raise click.UsageError(f"`{verb}` works on local files; remove --remote")
     try:
         words, files, secrets = _prepare(verb, list(arguments[1:]), profile)
-    except click.exceptions.Exit as shown:  # its help
+    except click.exceptions.Exit as shown:  # the command printed its help
         return shown.exit_code
     login = profile.ssh
     refuse_secrets({"the command line of ssh": "\0".join(words), **files}, secrets)
@@ -55,9 +55,9 @@ def run_remote(name: str, arguments: Sequence[str]) -> int:
 
 
 def _prepare(verb: str, words: list[str], profile: Cluster) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Return the words of the remote command, the files that they name, and the secrets that its recipes need."""
+    """Return the words of the remote command, the files that they refer to, and the secrets that its recipes need."""
     command = _command(verb)
-    # Wrong usage is reported here, before anything connects.
+    # Report wrong usage here, before connecting.
     context = command.make_context(verb, list(words))
     files: dict[str, str] = {}
     secrets: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _prepare(verb: str, words: list[str], profile: Cluster) -> tuple[list[str], 
         if chosen and schedulers.by_name(chosen).capabilities.on_this_machine:
             raise click.UsageError("login nodes are not for training; choose another --backend")
         if not chosen:
-            # Without Slurm there, the default would be that machine itself.
+            # If the login node had no Slurm, the default would be to train on it.
             words = ["--backend", schedulers.CLUSTER_DEFAULT, *words]
         return words, files, secrets
     return words, files, {}
@@ -104,7 +104,7 @@ def _recipes(context: click.Context) -> list[str]:
 
 
 def _exit_code(login: Login, verb: str, status: int) -> int:
-    """Return the exit code for ssh's; raise UserError where ssh failed, not fp8launch."""
+    """Translate ssh's exit code. Raise UserError if ssh failed rather than fp8launch."""
     if status == ssh.FAILED:
         again = "run it again"
         if verb == "submit":
@@ -120,6 +120,6 @@ def _exit_code(login: Login, verb: str, status: int) -> int:
             exit_code=3,
         )
     if status < 0 or status > MACHINE_LACKS:
-        eprint(f"fp8launch on {login.host} ended with exit status {status}")
+        eprint(f"fp8launch on {login.host} exited with status {status}")
         return MACHINE_LACKS
     return status

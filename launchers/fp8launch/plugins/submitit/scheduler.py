@@ -1,10 +1,10 @@
-"""Submitit as a thin wrapper on the batch host: its job runs the same script, which starts our own srun step.
+"""Use submitit as a thin wrapper on the batch host: its job runs the same script, which starts our own srun step.
 
-Submitit's Python never enters the image, its `srun` is off, its USR2 (which would kill the training) is replaced by a
-signal that does nothing, and the script's exit status is the job's.
+Submitit's Python never enters the image, its `srun` is disabled, its USR2 signal (which would kill the training) is
+replaced with a harmless one, and the job exits with the script's exit status.
 
-Submitit gives its job a pickle by renaming a file once it knows the job's id, and the job waits a minute for it. A
-launcher that is killed in between would leave a job that fails, so the job's own set-up lines supply the pickle.
+Submitit passes a pickle to its job by renaming a file once it knows the job id, and the job waits a minute for it. If
+the launcher is killed in between, the job would fail. Therefore the job's set-up lines can supply the pickle as well.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fp8launch.schedulers.slurm.options import sbatch_options
 from fp8launch.schedulers.slurm.sbatch import Group, array_options, refusal, write_tasks
 from fp8launch.schedulers.slurm.slurm_scheduler import SlurmScheduler
 
-# In the folder of a submission: what its jobs unpickle.
+# The file in a submission's folder that its jobs unpickle.
 _TASK = "task.pkl"
 
 
 class RunScript:
-    """The callable that submitit pickles: it runs a script and exits with its status."""
+    """The callable that submitit pickles. It runs a script and exits with its status."""
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -40,12 +40,12 @@ class RunScript:
     def __call__(self) -> None:
         status = subprocess.run(["bash", self.script], check=False).returncode
         if status:
-            # SystemExit passes submitit's own handling of errors, which would make every failure a 1.
+            # SystemExit bypasses submitit's error handling, which would turn every failure into exit status 1.
             raise SystemExit(status if status > 0 else 128 - status)
 
 
 class RunTask:
-    """The same for a job array: task N runs the script of the Nth run folder in a file."""
+    """The callable for a job array. Task N runs the script of the Nth run folder listed in a file."""
 
     def __init__(self, tasks: str) -> None:
         self.tasks = tasks
@@ -81,7 +81,7 @@ def _submit(
     script: Path,
     max_running: int | None = None,
 ) -> list[str]:
-    """Submit a task `count` times, as one array where that is more than one; return the job ids."""
+    """Submit a task `count` times, as an array if `count` is above 1, and return the job ids."""
     _load()
     from submitit.core.utils import DelayedSubmission, FailedJobError
 
@@ -99,7 +99,7 @@ def _submit(
 
 
 def _load() -> None:
-    """Raise UserError (exit code 3) when this Python cannot import submitit."""
+    """Raise UserError (exit code 3) if this Python cannot import submitit."""
     try:
         import submitit  # noqa: F401
     except ImportError as exc:
@@ -109,17 +109,17 @@ def _load() -> None:
 
 
 def _executor(options: Mapping[str, str | None], folder: Path) -> Any:
-    """Return submitit's executor for jobs with these options of sbatch. Raises UserError without a Slurm."""
+    """Return submitit's executor for jobs with these sbatch options. Raises UserError without Slurm."""
     from submitit import SlurmExecutor
 
-    # The job runs the pickle in it, whose mode is left to the umask: nobody else may get there.
+    # Jobs execute the pickle in this folder, and submitit leaves its mode to the umask, so keep everyone else out.
     make_folders(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
         executor = SlurmExecutor(folder=folder, python=shlex.quote(sys.executable))
     except RuntimeError:
         raise error("no-slurm", "submitit finds no srun on this machine", "--backend submitit", exit_code=3) from None
-    # wckey=None: sites that enforce workload keys refuse submitit's own.
+    # wckey=None, because sites that enforce workload keys refuse submitit's default.
     executor.update_parameters(
         use_srun=False,
         stderr_to_stdout=True,
@@ -131,9 +131,9 @@ def _executor(options: Mapping[str, str | None], folder: Path) -> Any:
 
 
 def _supply_pickle(folder: Path) -> list[str]:
-    """Return shell lines that give a job its pickle, under submitit's name, if the launcher was killed before.
+    """Return shell lines that supply a job's pickle under submitit's name if the launcher was killed before it could.
 
-    They leave the job in this folder.
+    They also change the job's working folder to `folder`.
     """
     job = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
     quoted = shlex.quote(str(folder))
@@ -147,11 +147,11 @@ def _supply_pickle(folder: Path) -> list[str]:
 
 
 def _parameters(options: Mapping[str, str | None]) -> dict[str, object]:
-    """Return sbatch's options in submitit's form, which writes each into its own script."""
+    """Return sbatch options in the form in which submitit writes them to its own script."""
     found: dict[str, object] = {}
     for name, value in options.items():
         found[name] = True if value is None else value
-    # With a dash, it would be a second option next to submitit's own, and the last one counts.
+    # Submitit sets job_name. With a dash, ours would be a second option, and the last one counts.
     found["job_name"] = found.pop("job-name")
-    # Submitit always asks for a signal before the end, and without B: it would reach every rank. CONT does nothing.
+    # Submitit always requests a signal before the time limit. Without B:, it would reach every rank. CONT is harmless.
     return {"signal": "B:CONT@1", **found}

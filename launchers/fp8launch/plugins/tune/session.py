@@ -20,7 +20,7 @@ from fp8launch.submit.submit import GridPoint
 
 @dataclass(frozen=True)
 class Session:
-    """A search on a site. `ends` is the deadline of the command on `clock`, or None."""
+    """A search on a site. `ends` is the command's deadline on `clock`, or None."""
 
     site: Site
     bases: Sequence[Base]
@@ -36,16 +36,16 @@ class Session:
 
 @dataclass(frozen=True)
 class Halted:
-    """Why a search ended. `interrupted` means Ctrl-C; no trial is still running then."""
+    """Why a search ended. `interrupted` means Ctrl-C, after which no trial is running."""
 
     why: str
     interrupted: bool = False
 
 
 def search(session: Session, record: Record) -> tuple[Record, Halted]:
-    """Run trials until the search is over, a limit is reached, or the user presses Ctrl-C.
+    """Run trials until the search is complete, a limit is reached, or the user presses Ctrl-C.
 
-    Each step is written to disk before the next one begins.
+    Each step is written to disk before the next one starts.
     """
     site = session.site
     while True:
@@ -59,7 +59,7 @@ def search(session: Session, record: Record) -> tuple[Record, Halted]:
             write_record(site.study, record)
             ended = _ended(session, record, trial, again)
         except KeyboardInterrupt:
-            # The trial's job may run already: a command that was killed submitted it.
+            # The trial's job may already be running, submitted by a command that was killed.
             ended = end_interrupted(site, _grid_point(session, record, trial))
         if ended.outcome is None:
             record = record.cut(trial, ended.seconds)
@@ -73,7 +73,7 @@ def search(session: Session, record: Record) -> tuple[Record, Halted]:
 
 
 def _next(session: Session, record: Record) -> tuple[Trial | Finished, bool]:
-    """Return the next trial, and whether its run was cut off before. A trial that a command left open comes first."""
+    """Return the next trial, and whether it was interrupted before. Interrupted trials come first."""
     opened = record.open
     if opened is not None and not opened.cut:
         return opened.trial, False
@@ -97,13 +97,13 @@ def _ended(session: Session, record: Record, trial: Trial, again: bool) -> Ended
 
 
 def _grid_point(session: Session, record: Record, trial: Trial) -> GridPoint:
-    """Return the run of a trial. Raises UserError for settings that the recipe does not accept."""
+    """Return the run for a trial. Raises UserError for settings that the recipe does not accept."""
     base = session.bases[trial.variant.start]
     return GridPoint(*base.variant(record.values(trial.variant), trial.repeat))
 
 
 def _title(state: State, trial: Trial) -> str:
-    """Return the heading of a trial: its number, its changes, and their predicted gain over the best variant."""
+    """Return a trial's heading: its number, its changes, and their predicted gain over the best variant."""
     variant, best = trial.variant, standing(state).best
     parts = [describe(variant)]
     if trial.repeat > 1:
@@ -116,7 +116,7 @@ def _title(state: State, trial: Trial) -> str:
 
 
 def _bound(session: Session, state: State) -> Bound | None:
-    """Return the limit that the search reaches first."""
+    """Return the limit that the search will reach first."""
     bounds = []
     if session.left is not None:
         bounds.append(Bound(session.left, "the time limit was reached"))

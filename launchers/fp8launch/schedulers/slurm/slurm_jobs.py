@@ -1,7 +1,7 @@
-"""Slurm's jobs of our runs: find them, report their states, and end them.
+"""Find the Slurm jobs of our runs, report their states, and cancel them.
 
-squeue lists live jobs. sacct lists ended jobs, on sites that have it. The exit status that the batch script left in the
-run folder shows how a job ended even if sacct is off or the controller does not answer.
+squeue lists live jobs, and sacct lists ended ones if the site has accounting. The exit status that the batch script
+left in the run folder shows how a job ended even if sacct is unavailable or the controller does not answer.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _WORDS: dict[Status, tuple[str, ...]] = {
     "out_of_memory": ("OUT_OF_MEMORY",),
 }
 _STATUS: dict[str, Status] = {word: status for status, words in _WORDS.items() for word in words}
-# Reasons for the end of a job. Any other reason is what the job waited for before it began.
+# Reasons why a job ended. Any other reason says why the job was pending.
 _REASONS_OF_AN_END = (
     "NonZeroExitCode", "RaisedSignal", "TimeLimit", "OutOfMemory", "NodeDown", "NodeFail", "BadConstraints",
     "JobLaunchFailure", "SystemFailure", "Prolog", "BootFail", "Deadline", "DependencyNeverSatisfied", "FailedLaunch",
 )  # fmt: skip
-# Slurm's signal for a batch script whose output file the node could not open.
+# The signal that Slurm reports if the node could not open the batch script's output file.
 _NO_OUTPUT_FILE = 53
 _BY_US = "by fp8launch cancel"
 # More tasks than any site's MaxArraySize allows.
 _MOST_TASKS = 4_000_001
 _JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?")
-# What follows the name of a run or a study in the key of a submission.
+# What follows the name of a run or study in a submission key.
 _SERIAL = r"\.[a-z]?[0-9]+(-[0-9a-f]+)?"
 
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as squeue or sacct shows it. Texts that are not shown are empty.
+    """A job as shown by squeue or sacct. Texts that are not shown are empty.
 
-    `command` is the script that was submitted, `submitted_by` the whole command line that submitted it.
+    `command` is the submitted script, and `submitted_by` the complete command line that submitted it.
     """
 
     job: str
@@ -67,20 +67,20 @@ class JobRow:
 
     @property
     def key(self) -> str | None:
-        """The key of the job's submission. Most sites' accounting keeps no comments, but the command line of sbatch."""
+        """The key of the job's submission. At most sites, accounting keeps sbatch's command line but no comments."""
         key = key_in(self.comment)
         if key is None:
             key = key_in_command(self.submitted_by)
         return key
 
 
-# Slurm reuses the numbers of old jobs once it has run out, so two runs can have jobs of the same number.
+# Slurm reuses job ids once it runs out of them, so two runs can have jobs with the same id.
 OwnJob = tuple[str, RunFolder]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The jobs that a command listed, by id and run. If the command failed, `trouble` says why."""
+    """The jobs listed by a command, by id and run. If the command failed, `trouble` says why."""
 
     rows: Mapping[OwnJob, JobRow] = field(default_factory=dict)
     trouble: str = ""
@@ -94,13 +94,13 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
     queue = _ask_squeue(jobs)
     live = {own: _state_in_row(row, "squeue") for own, row in queue.rows.items()}
     gone = [] if queue.trouble else [own for own in jobs if own not in live]
-    # squeue remembers a job for some minutes after its end, without its exit code.
+    # squeue still lists a job for some minutes after its end, but without an exit code.
     accounts = _ask_sacct([own for own in jobs if own not in live or live[own].final], gone)
     ended = {own: _state_in_row(row, "sacct") for own, row in accounts.rows.items()}
     found = []
     for own, waiting in zip(newest, following, strict=True):
         state = _state(own, live, ended, queue, accounts)
-        # While another attempt waits for its turn, the run is not over, however the newest attempt ended.
+        # As long as another attempt is pending, the run has not ended, however the newest attempt ended.
         if state.final and waiting in live and not live[waiting].final:
             state = live[waiting]
         elif state.final and waiting[0] and not (queue.trouble or accounts.trouble):
@@ -110,7 +110,7 @@ def states(runs: Sequence[RunFolder]) -> list[JobState]:
 
 
 def cancel_runs(runs: Sequence[RunFolder]) -> None:
-    """End every job of these runs and the jobs that wait to follow them, but no unrelated job with the same number."""
+    """Cancel all jobs of these runs, including pending successors, but no unrelated job with the same id."""
     jobs = [(job, run) for run in runs for job in (*job_ids(run), attempts_of(run).waiting) if job]
     if not jobs:
         return
@@ -121,26 +121,26 @@ def cancel_runs(runs: Sequence[RunFolder]) -> None:
         raise error("slurm-silent", message, None, "retry when Slurm answers", 3)
     alive = {row.job: row for row in rows if status_of(row.word) not in FINAL}
     ours = {job for job, run in jobs if job in alive and is_job_of(alive[job], run)}
-    # One array id cancels a thousand tasks at once. It is used if all live tasks of the array are ours.
+    # Cancelling an array by its id ends a thousand tasks at once. Do so if all live tasks of the array are ours.
     others = {number_of(job) for job in alive if job not in ours}
     words = {job if number_of(job) in others else number_of(job) for job in ours}
     scancel(sorted(words, key=lambda job: [int(part) for part in job.split("_")]))
 
 
 def scancel(ids: Sequence[str]) -> None:
-    """Cancel jobs; one that has already ended is not an error."""
+    """Cancel jobs. It is not an error if a job has already ended."""
     if not ids:
         return
     done = slurm_cli.call("scancel", *ids)
     if done.returncode and "invalid job id" not in done.stderr.lower():
         message = f"Slurm did not cancel {', '.join(ids)}: {done.stderr.strip()}"
-        raise error("scancel-failed", message, fix="`fp8launch runs` lists the jobs that still run", exit_code=3)
+        raise error("scancel-failed", message, fix="`fp8launch runs` lists the jobs still running", exit_code=3)
 
 
 def find_jobs(keys: Sequence[str]) -> dict[str, str]:
-    """Return the jobs that Slurm has for submissions by key: key to job id, an array's own id for an array.
+    """Return the job ids that Slurm has for submission keys. For an array, it is the array's id.
 
-    Raises UserError (exit code 3) if Slurm does not answer: then nobody knows.
+    Raises UserError (exit code 3) if Slurm does not answer, because the jobs may exist.
     """
     if not keys:
         return {}
@@ -152,7 +152,7 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
             fix="repeat the command when Slurm answers; nothing is submitted twice",
             exit_code=3,
         )
-    # Jobs that ended a while ago are in the accounting only.
+    # Jobs that ended a while ago are only in the accounting database.
     accounted = slurm_cli.call("sacct", "-X", "-n", "-P", "-S", "now-14days", "-o", "JobID,SubmitLine,Comment")
     lines = shown.stdout.splitlines()
     if accounted.returncode == 0:
@@ -162,21 +162,21 @@ def find_jobs(keys: Sequence[str]) -> dict[str, str]:
         job, _, command_and_comment = line.partition("|")
         key = find_key(command_and_comment, keys)
         if key is not None:
-            found[key] = number_of(job)  # of several jobs with one key the last one counts
+            found[key] = number_of(job)  # if several jobs have the same key, the last one counts
     return found
 
 
 def is_job_of(row: JobRow, run: RunFolder) -> bool:
-    """Return whether a job is this run's, and not another job with its number (a new database counts from 1)."""
-    # The manifest may be from an unpacked archive, and describe another user's job. The folder's path cannot be.
+    """Return whether a job belongs to this run. A new database counts from 1, so another job may have the same id."""
+    # The manifest may come from an unpacked archive and describe another user's job, but the folder's path cannot.
     places = [run.path]
     if (run.path.parent / STUDY).is_file():
         places.append(run.path.parent)
     own_key = re.compile(f"({'|'.join(re.escape(place.name) for place in places)}){_SERIAL}")
     if row.key is not None:
         return row.key == run.run_id or own_key.fullmatch(row.key) is not None
-    # Some sites keep no comments, or write their own. Then the job runs a script of the run folder, or NeMo-Run's own,
-    # in a folder that has the key as its name. `command` is the path of the script, and its arguments.
+    # Some sites drop comments or write their own. In that case, compare the script: it is in the run folder or, with
+    # NeMo-Run, in a folder named after the key. `command` is the path of the script and its arguments.
     script = Path(row.command)
     below = any(script.resolve().is_relative_to(place.resolve()) for place in places)
     if row.command and not below and not any(map(own_key.fullmatch, script.parts)):
@@ -187,12 +187,12 @@ def is_job_of(row: JobRow, run: RunFolder) -> bool:
 
 
 def number_of(job: str) -> str:
-    """Return the number of a job, or of the array that a task belongs to."""
+    """Return the id of a job, or of the array to which a task belongs."""
     return job.partition("_")[0]
 
 
 def tasks_of(listed: str) -> Iterator[str]:
-    """Yield the jobs that an id such as `12`, `12_3` or `12_[0-2,7%4]` lists."""
+    """Yield the jobs that an id such as `12`, `12_3` or `12_[0-2,7%4]` refers to."""
     match = re.fullmatch(r"([0-9]{1,18})_\[([0-9,:-]*)(?:%[0-9]*)?\]", listed)
     if match is None:
         yield listed
@@ -207,13 +207,13 @@ def tasks_of(listed: str) -> Iterator[str]:
 
 def status_of(word: str) -> Status:
     """Return the status for Slurm's name of a job state."""
-    # "CANCELLED by 1000": the first word counts. A job with an unknown state has not ended.
+    # Only the first word of "CANCELLED by 1000" counts. A job with an unknown state has not ended.
     first = next(iter(word.split()), "")
     return _STATUS.get(first.rstrip("+"), "unknown")
 
 
 def exit_code(text: str) -> int | None:
-    """Return Slurm's status:signal as a shell would show it."""
+    """Convert Slurm's status:signal to an exit status as a shell would show it."""
     match = re.fullmatch(r"([0-9]{1,6}):?([0-9]{0,6})", text)
     if match is None:
         return None
@@ -230,9 +230,9 @@ def _ask_squeue(jobs: Collection[OwnJob]) -> Answer:
 
 
 def _queue_rows(runs: Iterable[RunFolder]) -> tuple[list[JobRow], str]:
-    """Return the queued jobs of the owners of these runs, and the reason if squeue does not answer."""
-    # Query all of a user's jobs: with -j, one id that Slurm has forgotten makes 22.05 refuse the whole query.
-    # -r shows each task of an array that waits.
+    """Return the queued jobs of these runs' owners, or the reason why squeue does not answer."""
+    # Query all jobs of a user: with -j, Slurm 22.05 refuses the whole query if it has forgotten a single id.
+    # -r lists each task of a pending array.
     shown = slurm_cli.call("squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%j|%k|%o", "-u", _users(runs))
     if shown.returncode:
         return [], slurm_cli.trouble(shown)
@@ -245,17 +245,17 @@ def _queue_rows(runs: Iterable[RunFolder]) -> tuple[list[JobRow], str]:
 
 
 def _ask_sacct(jobs: Collection[OwnJob], gone: Collection[OwnJob]) -> Answer:
-    """Return the jobs that the accounting knows; none if accounting is disabled.
+    """Return the jobs that accounting knows, or none if accounting is disabled.
 
-    `gone` are the jobs that squeue no longer lists. The accounting may have no record of the others yet.
+    `gone` are the jobs that squeue no longer lists. For the others, accounting may not have a record yet.
     """
     if not jobs:
         return Answer()
-    # -X the job itself, -D every attempt of a requeued one (the last row is the newest), -P uncut words. An array is
-    # queried as a whole: tasks cancelled while they waited share one row, which no task's number finds.
+    # -X lists jobs without steps, -D lists every attempt of a requeued job (the newest is last), -P does not truncate.
+    # Arrays are queried as a whole, because tasks cancelled while pending share one row that no task id finds.
     fields = "JobID,State,ExitCode,Reason,JobName,Comment,SubmitLine"
     asked = dict(jobs)
-    # A manifest may come from another site. One id that is not Slurm's would make sacct refuse the query.
+    # A manifest may come from another site, and sacct refuses the whole query if one id is not Slurm's.
     numbers = ",".join(dict.fromkeys(number_of(job) for job in asked if _JOB_ID.fullmatch(job)))
     users = _users(run for _, run in jobs)
     shown = slurm_cli.call("sacct", "-X", "-n", "-P", "-D", "-u", users, "-o", fields, "-j", numbers)
@@ -271,7 +271,7 @@ def _ask_sacct(jobs: Collection[OwnJob], gone: Collection[OwnJob]) -> Answer:
         if "_" in listed:
             arrays[number_of(listed)] = row
         rows += [replace(row, job=job) for job in tasks_of(listed) if job in asked]
-    # A task that is cancelled while it waits is removed from its array without a record.
+    # A task that is cancelled while pending is removed from its array without a record.
     recorded = {row.job for row in rows}
     for job, run in gone:
         array = arrays.get(number_of(job))
@@ -282,14 +282,14 @@ def _ask_sacct(jobs: Collection[OwnJob], gone: Collection[OwnJob]) -> Answer:
 
 
 def _rows_of(jobs: Collection[OwnJob], rows: Iterable[JobRow]) -> dict[OwnJob, JobRow]:
-    """Return the newest row of each job. Rows that name the run win over rows that could merely be the run's."""
+    """Return the newest row of each job. Rows that name the run take precedence over rows that merely fit it."""
     by_number: dict[str, list[JobRow]] = {}
     for row in rows:
         by_number.setdefault(row.job, []).append(row)
     found = {}
     for job, run in jobs:
         own = [row for row in by_number.get(job, ()) if is_job_of(row, run)]
-        # No other run has the key or the folder.
+        # Key and folder are unique to a run.
         named = [row for row in own if row.key is not None or f"{run.path}/" in row.submitted_by]
         if own:
             found[job, run] = (named or own)[-1]
@@ -297,7 +297,7 @@ def _rows_of(jobs: Collection[OwnJob], rows: Iterable[JobRow]) -> dict[OwnJob, J
 
 
 def _users(runs: Iterable[RunFolder]) -> str:
-    """Return the ids of the users who may own jobs of these runs: the owners of the folders."""
+    """Return the user ids of the folders' owners, who may own jobs of these runs."""
     owners = {os.getuid()}
     for run in runs:
         with contextlib.suppress(OSError):
@@ -346,7 +346,7 @@ def _state(
 
 
 def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:
-    """Add details that Slurm's state does not show."""
+    """Add details that are not in Slurm's state."""
     if state.status == "failed" and state.exit_code == 128 + _NO_OUTPUT_FILE and not began:
         detail = (
             f"{state.detail}: the node could not write below {run.path} (Slurm's exit code 0:53): the run root must be "
@@ -354,7 +354,7 @@ def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:
         )
         return replace(state, detail=detail, folder_unseen=True)
     if state.status == "failed" and not began and "JobLaunchFailure" in state.detail:
-        # squeue has no exit code; the accounting may be more exact later.
+        # squeue has no exit code. Accounting may know more later.
         detail = (
             f"{state.detail}: a node could not start the job, most often because it cannot write below {run.path}, "
             "which must be on a file system that every node sees"
@@ -367,9 +367,9 @@ def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:
 
 
 def _without_follow_up(state: JobState, waiting: OwnJob, end: JobState | None) -> JobState:
-    """Return the state of a run whose next attempt will not start, because its job ended before it began.
+    """Return the state of a run whose next attempt will not start, because its job ended while pending.
 
-    `fp8launch cancel` ends both jobs, and a supervisor that is killed with them records nothing.
+    `fp8launch cancel` ends both jobs, and a supervisor that is killed with them cannot record anything.
     """
     job, run = waiting
     known = attempts_of(run)

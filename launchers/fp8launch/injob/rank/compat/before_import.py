@@ -1,4 +1,4 @@
-"""Call a function when a program is about to import one of some modules."""
+"""Call a function right before a program imports certain modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def call(act: Callable[[], None], *names: str) -> None:
-    """Call `act` once, before the first import of one of these top-level modules, or now if one is imported already."""
+    """Call `act` once before any of these top-level modules is imported, or now if one already is."""
     if any(name in sys.modules for name in names):
         act()
     else:
@@ -19,7 +19,7 @@ def call(act: Callable[[], None], *names: str) -> None:
 
 
 class _Before(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finder that calls the function, then lets the other finders import the module."""
+    """A finder that calls the function and then lets the other finders import the module."""
 
     def __init__(self, act: Callable[[], None], names: Sequence[str]) -> None:
         self._act, self._names = act, names
@@ -30,7 +30,7 @@ class _Before(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        with contextlib.suppress(ValueError):  # another thread imports it, too
+        with contextlib.suppress(ValueError):  # another thread may import the module at the same time
             sys.meta_path.remove(self)
             self._act()
         module = importlib.import_module(spec.name)
@@ -38,4 +38,4 @@ class _Before(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has replaced it
+        module.__spec__ = self._spec  # restore what the import system replaced

@@ -1,8 +1,8 @@
-"""Import Megatron if triton is not installed.
+"""Make Megatron importable if triton is not installed.
 
-torch for CPUs comes without triton, which Megatron 0.18 and 0.19 import unconditionally in one module that every model
-needs: the module with the GPU kernels of paged MoE stashing. Only that module gets a stand-in, whose kernels refuse to
-run. With a stand-in for all modules, torch and the rest of Megatron would assume that triton is installed.
+torch for CPUs comes without triton. Megatron 0.18 and 0.19 nevertheless import it unconditionally in a module that
+every model needs, which has the GPU kernels for paged MoE stashing. Only this module gets a stub, whose kernels refuse
+to run. If the stub were visible to all modules, torch and the rest of Megatron would assume that triton is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODULES = ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.trans
 
 
 class _Kernel:
-    """Stands in for a function under `@triton.jit`. It cannot be launched, or its launch does nothing."""
+    """Replaces a function decorated with `@triton.jit`. Launching it raises an error or does nothing."""
 
     launches_do_nothing = False
 
@@ -40,7 +40,7 @@ class _Kernel:
 
 
 class _Triton(types.ModuleType):
-    """The parts of triton and triton.language that decorators and annotations at the top of a module use."""
+    """The parts of triton and triton.language that decorators and annotations need at import time."""
 
     __version__ = "3.5.0"
 
@@ -59,7 +59,7 @@ class _Triton(types.ModuleType):
 
 
 def _import(name: str, names: Any = None, local: Any = None, wanted: Sequence[str] = (), level: int = 0) -> Any:
-    # `from .triton.x import y` names a package's own folder.
+    # `from .triton.x import y` refers to a folder of the package itself.
     if level == 0 and name.split(".")[0] == "triton":
         return _Triton("triton")
     return builtins.__import__(name, names, local, wanted, level)
@@ -67,7 +67,7 @@ def _import(name: str, names: Any = None, local: Any = None, wanted: Sequence[st
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
-        # A module's own import statements go through its own builtins, so that no other module sees the stand-in.
+        # Give this module its own builtins, so that only its import statements see the stub.
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
         super().exec_module(module)
 
@@ -93,10 +93,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install(packages: tuple[str, ...] = (), launches_do_nothing: bool = False) -> None:
-    """Provide the stand-in, unless triton is installed.
+    """Provide the stub, unless triton is installed.
 
-    Modules whose names begin with one of `packages` see it, too. With `launches_do_nothing` a kernel leaves its outputs
-    as they were allocated, for callers that only look at shapes.
+    Modules whose names start with one of `packages` see it as well. With `launches_do_nothing`, kernels leave their
+    outputs as allocated, for callers that only look at shapes.
     """
     _Kernel.launches_do_nothing = launches_do_nothing
     if importlib.util.find_spec("triton") is None:
