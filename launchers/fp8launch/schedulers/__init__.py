@@ -1,4 +1,4 @@
-"""Schedulers by name. Implementations are imported on use."""
+"""Look up schedulers by name. Implementations are imported on first use."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fp8launch.diagnostics import Severity, did_you_mean, error
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
 
-# Training must not run on a login node, so a command on one submits to the cluster or fails.
+# Training must not run on a login node, so commands there submit to the cluster or fail.
 CLUSTER_DEFAULT = "sbatch"
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `--backend` takes."""
+    """Return the names that `--backend` accepts."""
     return tuple(plugin_registry.offered("schedulers"))
 
 
 def by_name(name: str) -> Scheduler:
-    """Return the scheduler of that name. Raises UserError for an unknown one, or if its plugin is broken."""
+    """Return the scheduler with this name. Raises UserError if it is unknown or its plugin is broken."""
     offered = plugin_registry.offered("schedulers")
     if name not in offered:
         if absent := plugin_registry.absent_error("schedulers", name, f"the backend '{name}'", "--backend"):
@@ -39,12 +39,12 @@ def of_run(run: RunFolder) -> Scheduler:
 
 
 def cluster() -> Scheduler:
-    """Return the scheduler of a cluster, however jobs are submitted to it."""
+    """Return the cluster's scheduler, no matter how jobs are submitted to it."""
     return by_name(CLUSTER_DEFAULT)
 
 
 def problem_codes() -> dict[str, Severity]:
-    """Return the codes of the problems that schedulers report, with their severity."""
+    """Return the codes of problems that schedulers report, with their severities."""
     codes: dict[str, Severity] = {}
     for _, make in plugin_registry.loaded("schedulers"):
         codes |= make().problem_codes()
@@ -54,14 +54,14 @@ def problem_codes() -> dict[str, Severity]:
 def default(profile: Cluster) -> Scheduler:
     """Return the cluster's scheduler if this machine or the profile belongs to a cluster, else the local one.
 
-    Whether the cluster answers makes no difference: nothing may train on a login node because a controller is down.
+    It does not matter whether the cluster answers: a controller that is down is no reason to train on a login node.
     """
     expected = cluster()
     return expected if expected.is_expected(profile) else by_name("local")
 
 
 def probe_runtime(profile: Cluster, environment: Mapping[str, str]) -> Runtime:
-    """Return the runtime that the profile names, else the first one found here. Raises UserError (exit code 3)."""
+    """Return the runtime set in the profile, else the first one found here. Raises UserError (exit code 3)."""
     if profile.runtime is not None:
         return profile.runtime
     for runtime, _ in cluster().container_runtimes(environment):

@@ -147,7 +147,7 @@ def test_a_finished_output_is_said_so_until_its_input_changes(ask: Ask, model: P
     shown, err = ask("hf-to-megatron", model, out, "--json", *LOCAL)
     assert "already converted" in err and json.loads(shown)["status"] == "finished"
     (model / "model.safetensors").write_bytes(b"other weights")
-    assert "holds another conversion" in ask("hf-to-megatron", model, out, *LOCAL, expect=1)[1]
+    assert "contains another conversion" in ask("hf-to-megatron", model, out, *LOCAL, expect=1)[1]
 
 
 def test_checkpoints_that_cannot_be_exported(ask: Ask, model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Check environment variables and optional packages of the image against arguments and GPU."""
+"""Check environment variables and the image's optional packages against the arguments and the GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def optional_package(run: ResolvedRun) -> Iterator[Finding]:
     for need in needs(run.value):
         if need.module not in known:
             message = (
-                f"{need.reason} imports {need.module}, which is not known to be in image {image}: without it the job "
-                "stops at its start"
+                f"{need.reason} imports {need.module}, which may be missing in image {image}: without it, the job "
+                "fails at its start"
             )
             yield Finding(message, run.where(need.setting), f"if it is missing, add it to the image: {need.install}")

@@ -31,12 +31,12 @@ def _capability(run: ResolvedRun) -> str:
 )
 def fp8_needs_newer_gpu(run: ResolvedRun) -> Iterator[Finding]:
     if run.quantized and run.gpu.name != "cpu" and run.gpu.capability < LEAST_FP8:
-        message = f"{run.precision} needs compute capability 8.9 or higher, and does not run on {_capability(run)}"
+        message = f"{run.precision} needs compute capability 8.9 or higher, so it does not run on {_capability(run)}"
         yield Finding(message, run.where(*_PRECISION), "use `precision: {recipe: bf16}`, or an H100 or newer")
 
 
 def _needs_gpu(recipe: QuantizationRecipe) -> None:
-    """Add the rule for a recipe that not every GPU with FP8 can run."""
+    """Register the rule for a recipe that only some FP8 GPUs support."""
     able = [gpu.name.upper() for gpu in GPUS.values() if recipe.runs_on(gpu.capability)]
     unable = [gpu for gpu in GPUS.values() if gpu.capability >= LEAST_FP8 and not recipe.runs_on(gpu.capability)]
     if not unable:
@@ -58,7 +58,7 @@ def _needs_gpu(recipe: QuantizationRecipe) -> None:
 
 
 def _is_emulated(recipe: QuantizationRecipe) -> None:
-    """Add the rule for a recipe that newer GPUs only emulate."""
+    """Register the rule for a recipe that newer GPUs only emulate."""
     if recipe.emulated_from is None:
         return
     least = recipe.emulated_from
@@ -80,7 +80,7 @@ def _is_emulated(recipe: QuantizationRecipe) -> None:
 
 
 def _needs_cuda(recipe: QuantizationRecipe) -> None:
-    """Add the rule for a recipe that needs a newer CUDA than FP8 in general."""
+    """Register the rule for a recipe that needs a newer CUDA version than FP8 in general."""
     if recipe.least_cuda is None:
         return
     least = recipe.least_cuda

@@ -1,12 +1,12 @@
-"""Watch a training while it runs. `supervisor.py watch` runs alongside it, on the host of the job's script.
+"""Watch a training while it runs. `supervisor.py watch` runs alongside it, on the host of the batch script.
 
-It keeps only the newest checkpoints, and ends a training that hangs or whose health requires an action
-(`health_watch`).
+It removes old checkpoints, and ends a training that hangs or whose health requires an action (`health_watch`).
 
-A hang is a log that stops growing. `hang` in `survive.json` says how long it may be silent: `start` seconds before the
-first iteration, `after` seconds later (with `stated: false`, longer if this training's own iterations and silences are
-long). Writing a checkpoint is not silence. On a hang, every process dumps its stack, the finding is written to the log,
-and the training step is ended; the batch script then continues as after any failure.
+A training hangs if its log stops growing. `hang` in `survive.json` says how long the log may be silent: `start` seconds
+before the first iteration, and `after` seconds later (with `stated: false`, longer if this training's own iterations
+and silences are long). Silence while a checkpoint is being written does not count. On a hang, every process dumps its
+stack, the finding is written to the log, and the training step is ended. The batch script then continues as after any
+failure.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -29,16 +29,16 @@ from fp8launch.injob.supervisor.job_scheduler import JobScheduler
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, say, tail
 
 ANSWERS_WITHIN = 10  # seconds
-# Seconds that processes may take to exit once everything is written; `rank/leaving.py` needs less.
+# Seconds that processes may take to exit once everything is written. `rank/leaving.py` needs less.
 AFTER_THE_END = 300.0
 HEALTH_EVERY = 2.0  # seconds between two health checks
 SPARE_EVERY = 60.0  # seconds between two requests for a node to replace a slow one
-MARGIN = 4  # a hang takes this many times as long as the longest silence of this training
+MARGIN = 4  # a hang is this many times as long as the longest silence of this training so far
 HUNG = "fp8launch: hang: "
 _ITERATION = re.compile(r"iteration\s{1,20}(\d{1,15})/\s{0,20}\d{1,15} \|")
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\): (\d{1,12}(?:\.\d{1,9})?)(?![\d.])")
-# "3: Stack (most recent call first):" of a task, or "0: [rank3]: Stack ..." of a rank that torchrun started. Without
-# srun the task's number is missing.
+# "3: Stack (most recent call first):" from a task, or "0: [rank3]: Stack ..." from a rank started by torchrun. Without
+# srun, the task number is missing.
 _LABELLED = re.compile(r"\s{0,20}(?=\d|\[)(?:(\d{1,9}): )?(?:\[rank(\d{1,9})\]: )?\s{0,20}(.*)")
 _FRAME = re.compile(r'File "([^"]{1,1000})", line (\d{1,9}) in (\S{1,500})')
 _NODES = re.compile(r"[\w.,-]{1,1000}\Z")
@@ -48,19 +48,19 @@ _NODES = re.compile(r"[\w.,-]{1,1000}\Z")
 class Progress:
     """The progress of a log so far, in seconds.
 
-    `silent` counts only while this process runs, too: a suspended job does not hang.
+    `silent` counts only while this process runs as well, because a suspended job does not hang.
     """
 
     size: int = 0
     iteration: int | None = None
     per_iteration: float = 0.0
     silent: float = 0.0
-    longest: float = 0.0  # silence between two growths, once iterations are printed
+    longest: float = 0.0  # longest silence so far, once iterations are printed
     over: bool = False  # everything is written
     checkpoint_seen: Any = field(default=None)  # the state of the checkpoint folder at the last check
 
     def grown(self, size: int, text: str) -> None:
-        """Record that the log has `size` bytes now, and that `text` was added."""
+        """Record that the log now has `size` bytes, after `text` was appended."""
         if self.iteration is not None:
             self.longest = max(self.longest, self.silent)
         for line in text.splitlines():
@@ -76,7 +76,7 @@ class Progress:
 
 
 def patience(seen: Progress, plan: Mapping[str, Any]) -> float:
-    """Return how many seconds of silence are not a hang yet."""
+    """Return how many seconds the log may be silent before this counts as a hang."""
     if seen.over:
         return min(AFTER_THE_END, float(plan["after"]))
     if seen.iteration is None:
@@ -95,10 +95,10 @@ def watch(
     actions: Actions,
     replaceable: Callable[[str], bool] = lambda node: False,
 ) -> None:
-    """Watch until the training was ended because of a hang or its health, or the batch script ends this process.
+    """Watch until the training has been ended because of a hang or its health, or until the batch script ends us.
 
-    Without a plan no silence is a hang; without `keep` all checkpoints stay; without `actions` health is not watched.
-    `replaceable` says whether a free node can take the place of another one.
+    Without a plan, silence is never a hang. Without `keep`, all checkpoints are kept. Without `actions`, health is not
+    watched. `replaceable` says whether a free node can replace another one.
     """
     seen = Progress()
     health = HealthWatch(actions)
@@ -115,7 +115,7 @@ def watch(
         time.sleep(every)
         was, newest = newest, checkpoints.latest(checkpoint)
         if newest != was:
-            # Not before: the checkpoint from which the training starts may still be read.
+            # Not earlier, because the training may still be reading the checkpoint from which it starts.
             prune(checkpoint, keep)
         event = health.look(log)
         if event is not None and end_unhealthy(log, scheduler, event):
@@ -141,7 +141,7 @@ def watch(
 def end_unhealthy(log: Path, scheduler: JobScheduler, event: Event) -> bool:
     """Report a health event and end the training step. Return False if there is no step to end.
 
-    The step gets no time to save, because the checkpoint would hold broken weights.
+    The step gets no time to save, because the checkpoint would contain broken weights.
     """
     step = scheduler.training()
     if step is None:
@@ -165,15 +165,14 @@ def leave_slow_node(log: Path, scheduler: JobScheduler, slow: slow_node.SlowNode
 
 
 def read_growth(log: Path, seen: Progress) -> None:
-    with contextlib.suppress(OSError):  # it does not exist yet
+    with contextlib.suppress(OSError):  # the log may not exist yet
         size = log.stat().st_size
         if size != seen.size:
             seen.grown(size, tail(log, min(seen.size, size)))
 
 
 def notice_a_save(checkpoint: Path, seen: Progress) -> None:
-    """End the silence if a checkpoint grows. Called only in a silence, because checkpoints of many ranks have many
-    files."""
+    """End the silence if a checkpoint grows. Call this only during a silence, because it looks at every file."""
     state = checkpoints.state_of_newest(checkpoint)
     if seen.checkpoint_seen is not None and state != seen.checkpoint_seen:
         seen.silent = 0.0
@@ -181,7 +180,7 @@ def notice_a_save(checkpoint: Path, seen: Progress) -> None:
 
 
 def prune(checkpoint: Path, keep: int | None) -> None:
-    """Remove old checkpoints, and report which."""
+    """Remove old checkpoints and report which ones."""
     if not keep:
         return
     removed = checkpoints.prune(checkpoint, keep)
@@ -196,7 +195,7 @@ def end_hung(log: Path, scheduler: JobScheduler, seen: Progress) -> bool:
         return False
     try:
         _append(log, f"fp8launch: nothing for {seen.silent:.0f} s: asking all processes for their stacks\n")
-    except OSError as problem:  # this is why the log does not grow
+    except OSError as problem:  # the log does not grow because it cannot be written
         say(f"the log cannot be written, so a hang cannot be detected: {os.strerror(problem.errno or 0)}")
         seen.silent = 0.0
         return False
@@ -215,7 +214,7 @@ def end_hung(log: Path, scheduler: JobScheduler, seen: Progress) -> bool:
 
 
 def hung_nodes(line: str) -> str | None:
-    """Return the nodes of the processes without a stack, from the end of the line that `end_hung` wrote."""
+    """Return the nodes of processes without a stack, from the end of the line written by `end_hung`."""
     _, found, nodes = line.rstrip().rpartition(" on ")
     if not found or not _NODES.match(nodes):
         return None
@@ -223,7 +222,7 @@ def hung_nodes(line: str) -> str | None:
 
 
 def _append(log: Path, text: str) -> None:
-    with log.open("a") as file:  # the training appends too
+    with log.open("a") as file:  # append, because the training writes to the log as well
         file.write(text)
 
 
@@ -231,7 +230,7 @@ def _append(log: Path, text: str) -> None:
 class Stack:
     """The answer of a process: its task, its rank if torchrun started it, and its innermost frame.
 
-    The frame is None without an answer.
+    The frame is None if the process did not answer.
     """
 
     task: int
@@ -244,7 +243,7 @@ class Stack:
 
 
 def parse_stacks(text: str) -> list[Stack]:
-    """Return the answers in a part of the log, one for each rank, by rank."""
+    """Return the answers in a part of the log, one per rank, ordered by rank."""
     found: dict[int, Stack] = {}
     begun: set[tuple[str | None, str | None]] = set()
     for line in text.splitlines():
@@ -279,14 +278,14 @@ def _place(words: str) -> str:
 
 
 def describe_stacks(answers: list[Stack], tasks: int) -> tuple[str, list[int]]:
-    """Describe the answers, ending with the processes that gave none. Return the text and the tasks of the latter."""
+    """Describe the answers, ending with the processes that did not answer. Return the text and their tasks."""
     ranks_at: dict[str, list[int]] = {}
     for answer in answers:
         if answer.frame is not None:
             ranks_at.setdefault(answer.frame, []).append(answer.name)
     if not ranks_at:
         return "no process gave its stack", []
-    # Most processes wait for the few that are somewhere else.
+    # Most processes wait for the few that are somewhere else, so show the small groups first.
     groups = sorted(ranks_at.items(), key=lambda group: len(group[1]))[:4]
     words = [f"{_in_words(ranks)} in {frame}" for frame, ranks in groups]
     answered = {answer.task for answer in answers}

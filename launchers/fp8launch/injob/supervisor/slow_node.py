@@ -1,10 +1,10 @@
-"""Which node slows a training down, from how long the model's forward pass takes on each node.
+"""Find the node that slows a training down, from how long the model's forward pass takes on each node.
 
-In synchronous training every rank has the same step time, because all wait for the slowest one. The forward pass
-includes little or no waiting, so it shows which rank is late. The ranks print it (`rank/forward_times.py`):
+In synchronous training, all ranks have the same step time because they wait for the slowest one. The forward pass
+includes little or no waiting, so it reveals which rank is late. The ranks print it (`rank/forward_times.py`):
 `fp8launch-nodes: {"v":1,"first":11,"last":20,"forward_ms":{"node1":12.31,"node2":30.87}}`.
 
-Nodes may hold different stages of a pipeline, so each node is compared with itself before the slowdown, and then with
+Nodes may hold different pipeline stages, so each node is first compared with itself before the slowdown, and then with
 the other nodes.
 """
 
@@ -19,27 +19,26 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NODE_TIMES = "fp8launch-nodes: "
-# The line of the log with which the supervisor asks a training to leave a slow node.
+# Starts the log line with which the supervisor asks the training to leave a slow node.
 LEAVE = "fp8launch: slow-node: "
-# Measurements that are needed, and the most that are used, on either side of the slowdown: the nearest.
+# The minimum and maximum number of measurements used before and after the slowdown. The nearest ones are used.
 _FEWEST, _MOST = 6, 100
 # The node must account for this share of the increase in step time, and no other node may have slowed by this share of
-# it: otherwise the cause is a shared one.
+# it. Otherwise, the nodes have a common cause.
 _OWN_SHARE = 0.5
-# The medians before and after must differ by this many standard errors, and in this share of all pairs the later
-# measurement must be larger: on a shared machine a few measurements prove nothing.
+# The medians before and after must differ by this many standard errors, and in this share of all pairs, the later
+# measurement must be larger, because a few measurements on a shared machine prove nothing.
 _ERRORS, _ABOVE = 5.0, 0.8
 _LONGEST_MS = 1e12
-# Becomes an argument of Slurm's commands.
+# The name becomes an argument of Slurm commands, so it must not look like an option.
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}\Z")
-# The job gives up a node only after this many measurements, or seconds, of slow steps.
+# The job gives up a node only after slow steps for this many measurements or seconds.
 _LASTING, _LASTING_S = 30, 300.0
 
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """The mean forward pass of a micro batch in iterations `first` to `last`, in ms, on the slowest rank of each
-    node."""
+    """The mean forward time per micro batch in iterations `first` to `last`, in ms, on each node's slowest rank."""
 
     first: int
     last: int
@@ -60,7 +59,7 @@ class NodeTimes:
 
 
 def node_times_in(line: str) -> NodeTimes | None:
-    """Return the measurement in a line of the log; None if there is none."""
+    """Return the measurement in a log line, or None if there is none."""
     _, found, text = line.partition(NODE_TIMES)
     if not found:
         return None
@@ -74,8 +73,9 @@ def node_times_in(line: str) -> NodeTimes | None:
 class SlowNode(NamedTuple):
     """A node that slows the training from iteration `first` to `last`.
 
-    Steps take `step_ms`, `step_factor` times as long as before. The forward pass takes `factor` times as long on this
-    node, and on `others` other nodes `others_factor` times (the median). `measurements` counts those before and after.
+    Steps take `step_ms`, which is `step_factor` times as long as before. The forward pass takes `factor` times as long
+    on this node, and `others_factor` times as long on the `others` other nodes (median). `measurements` has the numbers
+    of measurements before and after.
     """
 
     node: str
@@ -105,7 +105,7 @@ class SlowNode(NamedTuple):
 
     @classmethod
     def of_json(cls, data: Any) -> SlowNode | None:
-        """Return the record of a slow node, None for anything else: others may write to a log."""
+        """Return the record of a slow node, or None for anything else, because others may write to the log."""
         kinds = (str, float, float, float, int, float, int, int)
         try:
             before, after = data["measurements"]
@@ -120,10 +120,10 @@ class SlowNode(NamedTuple):
 def find_slow_node(
     times: Sequence[NodeTimes], begin: int, before_ms: float, after_ms: float, least: float
 ) -> SlowNode | None:
-    """Return the node to which an increase of the step time is due; None if it is no single node.
+    """Return the node that causes an increase of the step time, or None if it is not a single node.
 
-    Steps take `after_ms` from iteration `begin` on, and `before_ms` before it. A forward pass that became slower by
-    less than the fraction `least`, relative to the other nodes, is within the usual.
+    Steps take `after_ms` from iteration `begin` on, and `before_ms` before. A forward pass that became slower by less
+    than the fraction `least`, relative to the other nodes, is normal.
     """
     before = [one for one in times if one.last < begin][-_MOST:]
     after = [one for one in times if one.first >= begin][-_MOST:]
@@ -141,7 +141,7 @@ def find_slow_node(
     usual = statistics.median(others)
     excess = growth[slowest] / usual - 1
     step_factor = after_ms / before_ms
-    # Compared with the other nodes, which may all be faster now, and with the node itself before.
+    # Compare with the node's own earlier times as well, because the other nodes may all have become faster.
     if min(excess, growth[slowest] - 1) < max(least, _OWN_SHARE * (step_factor - 1)):
         return None
     if max(others) / usual - 1 > _OWN_SHARE * excess:
@@ -153,7 +153,7 @@ def find_slow_node(
 
 
 def _relative(times: Sequence[NodeTimes], node: str, nodes: set[str]) -> list[float]:
-    """Return a node's time relative to the others' median in each measurement, so that common slowdowns cancel out."""
+    """Return a node's time relative to the others' median in each measurement, which cancels common slowdowns."""
     return [
         one.forward_ms[node] / statistics.median([one.forward_ms[other] for other in nodes if other != node])
         for one in times
@@ -161,7 +161,7 @@ def _relative(times: Sequence[NodeTimes], node: str, nodes: set[str]) -> list[fl
 
 
 def _separate(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Return whether `after` is above `before` beyond their spread."""
+    """Return whether `after` exceeds `before` by more than their spread."""
     rise = statistics.median(after) - statistics.median(before)
     if rise < _ERRORS * math.hypot(_error(before), _error(after)):
         return False
@@ -170,24 +170,24 @@ def _separate(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def _error(values: Sequence[float]) -> float:
-    """Return the standard error of a median: 1.25 times a mean's, by the median deviation, so outliers do not count."""
+    """Return a median's standard error, 1.25 times a mean's. It uses the median deviation, which ignores outliers."""
     middle = statistics.median(values)
     sigma = 1.4826 * statistics.median([abs(value - middle) for value in values])
     return 1.25 * sigma / math.sqrt(len(values))
 
 
 def lasts(slow: SlowNode) -> bool:
-    """Return whether a node has been slow for long enough to give it up: another start costs minutes."""
+    """Return whether a node has been slow long enough to give it up, because a restart costs minutes."""
     return slow.measurements[1] >= _LASTING or (slow.last - slow.first + 1) * slow.step_ms >= 1000 * _LASTING_S
 
 
 def record_of(slow: SlowNode) -> str:
-    """Return the line of the log from which `recorded_in` reads the slow node again."""
+    """Return the log line from which `recorded_in` can read the slow node."""
     return LEAVE + json.dumps(slow.as_json())
 
 
 def recorded_in(log: str) -> SlowNode | None:
-    """Return the slow node because of which the supervisor asked a training to leave; None if it did not."""
+    """Return the slow node that the supervisor asked the training to leave, or None if it did not."""
     found = None
     for line in log.splitlines():
         if line.startswith(LEAVE):

@@ -1,4 +1,4 @@
-"""The input and output of a conversion of weights, and the recipe of its job."""
+"""The input and output of a weight conversion, and the recipe for its job."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion. `model` is an absolute folder or a name on the hub, `checkpoint` the folder of an iteration.
+    """A conversion. `model` is an absolute folder or a name on the hub, and `checkpoint` the folder of an iteration.
 
-    `fingerprint` is a digest of the names, sizes and times of the input files, or the name of a model on the hub.
+    `fingerprint` is a digest of the input files' names, sizes and times, or the name of a model on the hub.
     """
 
     direction: ConvertDirection
@@ -50,7 +50,7 @@ def conversion(
     checkpoint: Path | None = None,
     dtype: ConvertDtype | None = None,
 ) -> Conversion:
-    """Return the conversion of this input. Raises UserError if the output's folder cannot be created."""
+    """Return the conversion for this input. Raises UserError if the output folder cannot be created."""
     out = out.expanduser().absolute()
     if not out.parent.is_dir():
         raise error("convert-out", f"the folder {out.parent} does not exist", str(out), f"mkdir -p {out.parent}")
@@ -68,18 +68,18 @@ def model_named(name: str, where: str) -> str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            fix = "name the folder of a Hugging Face model, with its config.json and *.safetensors"
+            fix = "pass the folder of a Hugging Face model, with its config.json and *.safetensors"
             raise error("convert-model", f"{folder} has no config.json", where, fix)
         return str(folder.resolve())
     first = name.split("/")[0]
     if _ON_THE_HUB.fullmatch(name) and not Path(first).is_dir():
         return name
-    fix = "name the folder of a Hugging Face model, or ORGANIZATION/NAME on the hub"
+    fix = "pass the folder of a Hugging Face model, or ORGANIZATION/NAME on the hub"
     raise error("convert-model", f"there is no folder {name}", where, fix)
 
 
 def checkpoint_in(folder: Path, iteration: int | None) -> Path:
-    """Return the folder of an iteration, by default the newest. Raises UserError if there is no complete one."""
+    """Return the folder of an iteration, by default the newest. Raises UserError if it is missing or incomplete."""
     folder = folder.expanduser().resolve()
     place = folder
     if not (folder / ".metadata").is_file():
@@ -100,9 +100,9 @@ def checkpoint_in(folder: Path, iteration: int | None) -> Path:
 
 
 def is_own_work(source: Path, checkpoint: Path) -> bool:
-    """Return whether the run of a run folder wrote this checkpoint and nobody else can have changed it.
+    """Return whether the run in a run folder wrote this checkpoint and nobody else can have changed it.
 
-    Only then may its FP8 state be unpickled without the user's consent. False if the folder belongs to no run.
+    Only then may its FP8 state be unpickled without the user's consent. False if the folder does not belong to a run.
     """
     plan = json_mapping(source / SURVIVE)
     iteration = checkpoints.whole_number(checkpoint.name.rpartition("_")[2])
@@ -118,20 +118,20 @@ def _newest(folder: Path) -> int:
         found = None
     if found is None:
         message = f"{folder} is not a folder of checkpoints: no iteration in {checkpoints.TRACKER}"
-        raise error("convert-checkpoint", message, str(folder), "name a run, or its folder of checkpoints")
+        raise error("convert-checkpoint", message, str(folder), "pass a run, or its folder of checkpoints")
     return found
 
 
 def _require_torch_dist(place: Path) -> None:
     stated = json_mapping(place / "metadata.json").get("sharded_backend", "torch")
     if stated != "torch_dist":
-        message = f"{place} is of the format {stated}; only torch_dist is converted"
+        message = f"{place} has the format {stated}, but only torch_dist can be converted"
         fix = "save with `--set megatron.ckpt_format=torch_dist`, or convert it with Megatron's `--ckpt-convert-format`"
         raise error("convert-format", message, str(place), fix, ANSWER_IS_NO)
 
 
 def model_of(checkpoint: Path) -> str | None:
-    """Return the Hugging Face model that a checkpoint was converted from or trained as, or None if unrecorded."""
+    """Return the Hugging Face model from which a checkpoint was converted or trained, or None if unrecorded."""
     for folder in (checkpoint, checkpoint.parent):
         record = json_mapping(folder / checkpoints.CONVERSION_RECORD)
         if isinstance(record.get("model"), str):
@@ -147,7 +147,7 @@ def model_of(checkpoint: Path) -> str | None:
 
 
 def is_finished(wanted: Conversion) -> bool:
-    """Return whether the output of this input exists. Raises UserError if something else is in its place."""
+    """Return whether this input has already been converted. Raises UserError if the output is something else."""
     out = wanted.out
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
@@ -156,26 +156,26 @@ def is_finished(wanted: Conversion) -> bool:
         return True
     what = "exists and is not empty"
     if record:
-        what = "holds another conversion"
+        what = "contains another conversion"
     raise error("convert-exists", f"{out} {what}", str(out), "choose another folder, or remove this one", ANSWER_IS_NO)
 
 
 def unfinished_run(wanted: Conversion, root: Path) -> RunFolder | None:
-    """Return the run that is writing this output. Raises UserError if it converts another input."""
+    """Return the run that is currently writing this output. Raises UserError if it converts another input."""
     for run in run_folders(root):
         stated = _unfinished(run)
         if stated.get("out") != str(wanted.out):
             continue
         if stated.get("fingerprint") == wanted.fingerprint:
             return run
-        message = f"the run {run.run_id} is writing {wanted.out}, of another input"
+        message = f"the run {run.run_id} is writing {wanted.out} from another input"
         fix = f"wait for it, or `fp8launch cancel {run.run_id}`"
         raise error("convert-busy", message, str(wanted.out), fix, ANSWER_IS_NO)
     return None
 
 
 def _unfinished(run: RunFolder) -> Mapping[str, Any]:
-    """Return the section `convert` of a run that has not ended, or nothing."""
+    """Return the section `convert` of a run that has not ended, or an empty mapping."""
     if not run.run_id.startswith(RUN_PREFIX):
         return {}
     try:
@@ -191,11 +191,11 @@ def _unfinished(run: RunFolder) -> Mapping[str, Any]:
 def recipe_of(
     wanted: Conversion, sizes: Mapping[str, int], gpu: str, image: str | None, secrets: Iterable[str]
 ) -> RecipeSource:
-    """Return the recipe of the job, with one process for each part of the model."""
+    """Return the job's recipe, with one process for each part of the model."""
     processes = sizes["tp"] * sizes["pp"] * sizes["ep"]
     nodes = -(-processes // GPUS_OF_A_NODE)
     if processes % nodes:
-        message = f"TP x PP x EP is {processes} processes, which do not divide over nodes of {GPUS_OF_A_NODE}"
+        message = f"TP x PP x EP is {processes} processes, which do not fill nodes with {GPUS_OF_A_NODE} each"
         raise error("convert-world", message, "--tp, --pp, --ep", f"choose a multiple of {GPUS_OF_A_NODE}")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", wanted.out.name)[:40]
     stated: dict[str, Any] = {
@@ -209,13 +209,13 @@ def recipe_of(
     }
     if image is not None:
         stated["container"] = {"image": image, "mounts": _mounts(wanted)}
-    # PyYAML writes YAML 1.1, in which a digest such as 567e354173013886 needs no quotes; recipes are YAML 1.2.
+    # PyYAML writes YAML 1.1, which does not quote a digest such as 567e354173013886. In YAML 1.2, it is a number.
     text = write_yaml(stated)
     return RecipeSource(Path(__file__), parse_yaml(text, "fp8launch convert", numbered=False), (Path(__file__),))
 
 
 def _mounts(wanted: Conversion) -> list[str]:
-    """Return the folders that the job reads and writes, including targets of links as in the hub's cache."""
+    """Return the folders that the job reads and writes, including the targets of links, which the hub's cache uses."""
     found = [wanted.out.parent]
     if wanted.checkpoint:
         found.append(wanted.checkpoint)

@@ -1,4 +1,4 @@
-"""Sizes, speeds and matrix products of a run, for the prediction of its time."""
+"""Sizes, speeds and matrix products of a run, from which its step time is predicted."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.plugins.plan.speeds import Speeds
 
 BF16 = 2
-# Kernels pad the rows of each expert to tiles of 128, which adds half a tile on average.
+# Kernels pad each expert's rows to tiles of 128, which adds half a tile on average.
 PADDING = 64
 
 
 # Passes over the bf16 logits in the loss and its gradient. Measured on H200: 101 ms of kernels for 8 micro batches with
 # Megatron's fused loss, 81 ms less with Transformer Engine's (benchmarks/h200/tuning.md).
 LOSS_PASSES = {"native": 21.0, "te": 4.5, "unfused": 24.0}
-# GPUs from which on a step slows down with scale.
+# Beyond this many GPUs, a step slows down with scale.
 ONE_NODE = 8
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix product of `rows` tokens with `count` weights of n x k, each of which gets its share of the rows."""
+    """A matrix product of `rows` tokens with `count` weights of n x k. Each weight gets its share of the rows."""
 
     name: str
     rows: float
@@ -38,7 +38,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Workload:
-    """A run with its division, precision and the speeds of its GPU."""
+    """A run with its layout, its precision and the speeds of its GPU."""
 
     args: Arguments
     model: Architecture
@@ -55,12 +55,12 @@ class Workload:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a micro batch on a context parallel rank."""
+        """Tokens of a micro batch on a context-parallel rank."""
         return self.micro_batch * self.model.seq_length / self.split.cp
 
     @property
     def own_tokens(self) -> float:
-        """Tokens between the linear layers of a tensor parallel rank."""
+        """Tokens of a tensor-parallel rank between linear layers."""
         if self.split.sequence_parallel:
             return self.tokens / self.split.tp
         return self.tokens
@@ -73,7 +73,7 @@ class Workload:
 
     @property
     def capacity(self) -> float | None:
-        """The most tokens that an expert takes, relative to the mean; None without a limit."""
+        """The maximum number of tokens of an expert, relative to the mean; None if there is no limit."""
         factor = self.args.get("moe_expert_capacity_factor")
         if isinstance(factor, int | float) and factor > 0:
             return float(factor)
@@ -81,11 +81,11 @@ class Workload:
 
     @property
     def pads_to_capacity(self) -> bool:
-        """Whether every expert computes exactly its capacity, with padding for tokens that it lacks."""
+        """Whether every expert computes exactly its capacity, padding missing tokens."""
         return self.capacity is not None and self.on("moe_pad_expert_input_to_capacity")
 
     def routed_rows(self, experts: Experts) -> float:
-        """Return the mean number of rows that a rank's experts compute in a micro batch."""
+        """Return the mean number of rows that a rank's experts compute per micro batch."""
         rows = self.own_tokens * self.split.etp * experts.top_k
         if self.pads_to_capacity and self.capacity is not None:
             rows *= self.capacity
@@ -161,7 +161,7 @@ _PRODUCTS = {ATTENTION: _attention, MAMBA: _mamba, MLP: _mlp, EXPERTS: _experts}
 
 
 def product_times(run: Workload, linear: Linear, recipe: str) -> tuple[float, float, float]:
-    """Return the seconds of the products for output, input gradient and weight gradient."""
+    """Return the seconds that the products for output, input gradient and weight gradient take."""
     rows = linear.rows
     if linear.count > 1:
         rows += PADDING * linear.count
@@ -169,7 +169,7 @@ def product_times(run: Workload, linear: Linear, recipe: str) -> tuple[float, fl
     size = operand_bytes(recipe)
     inputs, outputs = rows * linear.k, rows * linear.n
     weights = linear.count * linear.n * linear.k
-    # The weight's gradient is accumulated in a buffer.
+    # The weight gradient is accumulated into a buffer, which is read and written.
     accumulated = weights * 2 * run.precision.gradient
     if not run.args.get("gradient_accumulation_fusion", True):
         accumulated += weights * 2 * BF16
@@ -182,7 +182,7 @@ def product_times(run: Workload, linear: Linear, recipe: str) -> tuple[float, fl
 
 
 def output_layer(run: Workload) -> Linear:
-    """Return the product of the language-model head."""
+    """Return the matrix product of the language-model head."""
     vocab = run.model.vocab // run.split.tp
     return Linear("output layer", run.tokens, vocab, run.model.hidden, quantized=run.precision.output_quantized)
 
@@ -197,7 +197,7 @@ def loss_kernel(run: Workload) -> str:
 
 
 def scale(run: Workload, world: int) -> tuple[float, float]:
-    """Return the share by which a step slows down for each doubling of its GPUs, and the number of doublings."""
+    """Return the fraction by which a step slows down per doubling of the GPUs, and the number of doublings."""
     share = run.speeds.software.scale
     if run.precision.recipe is not None and run.precision.recipe.name == "delayed":
         share += run.speeds.software.scale_delayed

@@ -1,7 +1,7 @@
-"""The knobs of `tune`: which options each one has for a run, and what it affects.
+"""The knobs of `tune`: the options of each knob for a run, and what they affect.
 
-Options are not validated here. `candidates` passes each one to the check's rules and to Megatron's validators, and
-drops options that do not change the run.
+Options are not validated here. `candidates` passes them to the check's rules and to Megatron's validators, and drops
+options that do not change the run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Touch = Literal["numerics", "memory", "speed"]
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of a knob: `overrides` are values by recipe key.
+    """One setting of a knob. `overrides` has values by recipe key.
 
-    `prior` is a speed-up measured elsewhere, for effects that the speed model does not cover. `instead` are alternative
-    overrides with the same effect, tried in order if the check refuses the first.
+    `prior` is a speed-up measured elsewhere, for effects that the speed model does not cover. `instead` has alternative
+    overrides with the same effect, tried in order if the check refuses the first ones.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Knob:
-    """A knob. `touches` is what it may change; `note` is printed with a result that uses it."""
+    """A knob. `touches` says what it may change. `note` is printed with a result that uses it."""
 
     name: str
     touches: frozenset[Touch]
@@ -70,7 +70,7 @@ def _data_parallel(run: ResolvedRun) -> bool:
 
 
 def _other(on: bool) -> bool | None:
-    """Return the value that flips a switch; None removes the flag."""
+    """Return the value that flips a switch. None removes the flag."""
     if on:
         return None
     return True
@@ -84,7 +84,7 @@ def _without(what: str, on: bool) -> str:
 
 
 def _removed(run: ResolvedRun, flags: Iterable[str]) -> dict[str, Any]:
-    """Return overrides that remove these flags, as far as the run sets them."""
+    """Return overrides that remove those of the flags that the run sets."""
     return {f"megatron.{flag}": None for flag in flags if run.on(flag)}
 
 
