@@ -161,7 +161,7 @@ def test_checkpoints_that_cannot_be_exported(ask: Ask, model: Path, tmp_path: Pa
     (place / ".metadata").write_bytes(b"")
     assert "has no .metadata" in ask("megatron-to-hf", place.parent, "out", *words, expect=1)[1]
     other = checkpoint(tmp_path / "fsdp", "fsdp_dtensor")
-    assert "of the format fsdp_dtensor" in ask("megatron-to-hf", other.parent, "out", *words, expect=1)[1]
+    assert "has the format fsdp_dtensor" in ask("megatron-to-hf", other.parent, "out", *words, expect=1)[1]
 
 
 @pytest.mark.parametrize("by", ["record", "run_config"])
