@@ -10,8 +10,9 @@ import click
 from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, overrides_text, set_option, show_json, show_table
 from fp8launch.cluster.profile import load_cluster
-from fp8launch.hardware.gpus import GPUS
+from fp8launch.hardware.gpus import GPUS, gpu_of_model
 from fp8launch.megatron.memory import LIMIT
+from fp8launch.plugins.plan.calibration import Rates, corrections, keep, measure, read_file
 from fp8launch.plugins.plan.files import PlanFiles
 from fp8launch.plugins.plan.inputs import is_model, precisions_of
 from fp8launch.plugins.plan.plans import TOP, Plan, Planned, PlanRequest, plan_layouts
@@ -23,10 +24,13 @@ from fp8launch.plugins.plan.predicted import (
     terms_as_json,
 )
 from fp8launch.plugins.plan.search import not_varied
+from fp8launch.plugins.plan.speeds import speeds
+from fp8launch.plugins.plan.step_time import step_time_at
 from fp8launch.plugins.plan.term_groups import difference
 from fp8launch.plugins.plots.figures import require_drawable
 from fp8launch.recipe.load import load_recipe
 from fp8launch.rundir.names import recipe_named
+from fp8launch.wording import counted
 
 
 @click.command()
@@ -44,6 +48,10 @@ from fp8launch.rundir.names import recipe_named
     "--sort", type=click.Choice(["speed", "memory"]), default="speed", show_default=True, help="What to rank by."
 )
 @click.option("--cluster", metavar="NAME", help="Cluster profile whose `network` has speed and NVLink domain.")
+@click.option("--calibrate", is_flag=True,
+              help="Measure this machine's GPU first, and keep its rates for the cluster profile.")  # fmt: skip
+@click.option("--rates", type=click.Path(path_type=Path), metavar="FILE",
+              help="Keep rates for the cluster profile that --calibrate's program measured elsewhere.")  # fmt: skip
 @click.option("--write", type=click.Path(path_type=Path),
               help="Write the best layout as a recipe. With {} in the name: every layout, numbered.")  # fmt: skip
 @click.option("--study", metavar="NAME",
@@ -63,6 +71,8 @@ def plan(
     top: int,
     sort: str,
     cluster: str | None,
+    calibrate: bool,
+    rates: Path | None,
     write: Path | None,
     study: str | None,
     picture: Path | None,
@@ -79,10 +89,20 @@ def plan(
     """
     if gpus is not None and nodes is not None:
         raise click.UsageError("--gpus and --nodes exclude each other")
+    if (calibrate or rates is not None) and cluster is None:
+        raise click.UsageError("--calibrate and --rates need --cluster NAME, the profile that keeps the rates")
+    if calibrate and rates is not None:
+        raise click.UsageError("--calibrate and --rates exclude each other")
     files = PlanFiles(write, study, top)
     files.refuse_existing()
     if picture is not None:
         require_drawable(picture, "--picture")
+    profile = load_cluster(cluster) if cluster else None
+    kept = None
+    if profile is not None and rates is not None:
+        kept = keep(read_file(rates), str(rates), profile)
+    elif profile is not None and calibrate:
+        kept = keep(measure(profile.python, eprint), "--calibrate", profile)
     request = PlanRequest(
         recipe if is_model(recipe) else recipe_named(recipe, say=eprint),
         overrides,
@@ -92,11 +112,13 @@ def plan(
         sequence=sequence,
         global_batch=global_batch,
         precisions=precisions_of(precision, gpu_name),
-        cluster=load_cluster(cluster) if cluster else None,
+        cluster=profile,
         top=top,
         by_memory=sort == "memory",
     )
     found = plan_layouts(request, eprint)
+    if kept is not None:
+        _show_calibration(*kept, found)
     if picture is not None:
         from fp8launch.plugins.plan.pictures import draw_plan
 
@@ -168,6 +190,28 @@ def _show(plan: Plan) -> None:
         )
     echo()
     echo(f"To use layout 1: {overrides_text(best.overrides)}")
+
+
+def _show_calibration(rates: Rates, file: Path, plan: Plan) -> None:
+    """Print what measured rates change, and a prediction before and after."""
+    target = plan.target
+    eprint(f"Rates of {rates.device} of {rates.date}, kept in {file}:")
+    for one in corrections(rates, target.gpu):
+        if one.factor is None:
+            eprint(f"  {one.group}: unchanged, {one.reason}")
+        else:
+            eprint(f"  {one.group}: {one.factor:.3f} times the reference, {counted(one.shapes, 'shape')}")
+    measured = gpu_of_model(rates.device)
+    if measured is not target.gpu:
+        eprint(f"The plan is for {target.gpu.name}, so these rates do not change it.")
+        return
+    planned = plan.own or plan.layouts[0]
+    assumed = speeds(target.gpu, target.speeds.device.links)
+    assert assumed is not None
+    before = step_time_at(planned.layout.change.args, target.gpus, target.global_batch, assumed)
+    assert before is not None  # only the rates differ
+    old, new = before.tokens_per_s_per_gpu, planned.step.tokens_per_s_per_gpu
+    eprint(f"{planned.layout.short}: {old:,.0f} tokens/s/GPU before, {new:,.0f} after ({new / old - 1:+.1%})")
 
 
 def _compare_own(plan: Plan, own: Planned) -> str:

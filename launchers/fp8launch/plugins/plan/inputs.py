@@ -12,6 +12,7 @@ from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import precision_names
 from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.model_arithmetic import whole, why_not_counted
+from fp8launch.plugins.plan.calibration import corrected, corrections, stored_rates
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.speeds import DEVICES, Links, speeds
 from fp8launch.recipe.load import RecipeSource, is_of_engine, load_recipe, read_recipe
@@ -151,6 +152,10 @@ def target_of(
     links = _links(reference.links, resources.world_size, cluster, say)
     known = speeds(device, links)
     assert known is not None
+    if rates := stored_rates(cluster, device):
+        known = corrected(known, corrections(rates, device))
+        if say is not None:
+            say(f"Using the rates of {rates.device} that `plan --calibrate` measured on {rates.date}.")
     stated = recipe.batch.global_ or whole(base_of(source, own, None).args, "global_batch_size")
     batch = stated or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
     fixed = {}

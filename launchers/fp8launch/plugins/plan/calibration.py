@@ -1,0 +1,196 @@
+"""Rates measured on a cluster's own GPUs, and predictions with them.
+
+`plan --calibrate` runs `injob/rates.py` and keeps the result next to the cluster profiles. Kernels that run alone are
+faster or slower than the same kernels in a step, so a rate changes a prediction only relative to the rate of the same
+kernel on the GPUs that the speed model was calibrated with (`reference_rates.csv`).
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fp8launch.cluster.profile import Cluster, config_folder
+from fp8launch.diagnostics import error
+from fp8launch.hardware.gpus import Gpu, gpu_of_model
+from fp8launch.injob.regular_files import read_regular
+from fp8launch.plugins.plan.speeds import Host, Speeds
+from fp8launch.rundir.atomic_io import write_atomically
+from fp8launch.untyped import as_mapping
+
+PROGRAM = Path(__file__).with_name("injob") / "rates.py"
+_REFERENCE = Path(__file__).with_name("reference_rates.csv")
+_FORMAT = 1
+_MAX_BYTES = 1 << 20
+_LONGEST_S = 1200
+# A rate that differs more than this from the reference is a broken measurement or another GPU.
+MOST = 4.0
+GROUPS = ("gemm bf16", "gemm fp8", "attention", "memory", "host")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured rates by kernel and shape, with the GPU's name as the driver states it."""
+
+    device: str
+    date: str
+    rates: Mapping[tuple[str, str], float]
+    skipped: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How a group of kernels compares with the reference. Without a `factor`, `reason` says why it changes nothing."""
+
+    group: str
+    shapes: int
+    factor: float | None
+    reason: str = ""
+
+
+def rates_file(cluster: Cluster) -> Path:
+    """Return the file that keeps the rates of a cluster. Raises UserError for a profile whose name is no file name."""
+    name = cluster.name or "default"
+    if Path(name).name != name or name.startswith("."):
+        raise error("cluster-name", f"the rates of a cluster named {name!r} cannot be kept", "name", "use a plain name")
+    return config_folder() / f"{name}.rates.json"
+
+
+def parsed(raw: bytes, where: str) -> Rates:
+    """Return the rates of a file's content. Raises UserError if it is not a result of `rates.py`."""
+    try:
+        found = as_mapping(json.loads(raw.decode()))
+    except ValueError:
+        found = {}
+    rates: dict[tuple[str, str], float] = {}
+    rows = found.get("rates")
+    for row in map(as_mapping, rows if isinstance(rows, list) else []):
+        rate = row.get("rate")
+        if isinstance(rate, int | float) and math.isfinite(rate) and rate > 0:
+            rates[str(row.get("kernel")), str(row.get("shape"))] = float(rate)
+    if found.get("format") != _FORMAT or not rates:
+        raise error("not-rates", "the file has no measured rates", where, "measure again: fp8launch plan --calibrate")
+    skipped = {str(name): str(reason) for name, reason in as_mapping(found.get("skipped")).items()}
+    return Rates(str(found.get("device")), str(found.get("date")), rates, skipped)
+
+
+def read_file(file: Path) -> bytes:
+    """Return the content of a file of rates. Raises UserError if it cannot be read."""
+    try:
+        return read_regular(file, _MAX_BYTES)
+    except (OSError, ValueError) as exc:
+        raise error("cannot-read", f"cannot be read: {getattr(exc, 'strerror', None) or exc}", str(file)) from None
+
+
+def stored_rates(cluster: Cluster | None, gpu: Gpu) -> Rates | None:
+    """Return the rates that were measured for a GPU type on a cluster, if any."""
+    if cluster is None:
+        return None
+    file = rates_file(cluster)
+    if not file.is_file():
+        return None
+    rates = parsed(read_file(file), str(file))
+    measured = gpu_of_model(rates.device)
+    if measured is None or measured.name != gpu.name:
+        return None
+    return rates
+
+
+def measure(python: str | None, say: Callable[[str], None]) -> bytes:
+    """Measure this machine's GPU with a Python that has torch. Return the content of the program's file."""
+    interpreter = python or sys.executable
+    say(f"Measuring with {interpreter}, about two minutes on a GPU.")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rates.json"
+        try:
+            done = subprocess.run([interpreter, str(PROGRAM), str(file)], check=False, timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired:
+            raise error("calibrate", f"the measurement took longer than {_LONGEST_S} s", interpreter) from None
+        except OSError as exc:
+            raise error(
+                "calibrate", f"cannot run: {exc.strerror}", interpreter, "set `python:` in the profile"
+            ) from None
+        if done.returncode or not file.is_file():
+            message = f"the measurement ended with exit code {done.returncode}"
+            raise error("calibrate", message, interpreter, "set `python:` in the cluster profile to one with torch")
+        return read_file(file)
+
+
+def keep(raw: bytes, where: str, cluster: Cluster) -> tuple[Rates, Path]:
+    """Keep measured rates for a cluster. Raises UserError for rates that were not measured on a GPU."""
+    rates = parsed(raw, where)
+    if gpu_of_model(rates.device) is None:
+        message = f"the rates are of {rates.device!r}, and the speed model knows no such GPU"
+        raise error("calibrate", message, where, "measure on a GPU node, for example with srun --gpus=1")
+    file = rates_file(cluster)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, raw)
+    except OSError as exc:
+        raise error("cannot-write", f"cannot be written: {exc.strerror}", str(file)) from None
+    return rates, file
+
+
+@functools.cache
+def reference_rates() -> Mapping[tuple[str, str, str], float]:
+    """Return the rates of the GPUs that the speed model was calibrated with, by GPU, kernel and shape."""
+    with _REFERENCE.open(encoding="utf-8", newline="") as file:
+        return {(row["gpu"], row["kernel"], row["shape"]): float(row["rate"]) for row in csv.DictReader(file)}
+
+
+def corrections(rates: Rates, gpu: Gpu) -> list[Correction]:
+    """Compare measured rates with the reference of the same GPU type. A factor above 1 is faster."""
+    found = []
+    for group in GROUPS:
+        ratios = []
+        for (kernel, shape), rate in rates.rates.items():
+            known = reference_rates().get((gpu.name, kernel, shape))
+            if kernel == group and known is not None:
+                ratios.append(known / rate if group == "host" else rate / known)
+        if ratios:
+            factor = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            if 1 / MOST < factor < MOST:
+                found.append(Correction(group, len(ratios), factor))
+            else:
+                reason = f"{factor:.2g} times the reference is not plausible"
+                found.append(Correction(group, len(ratios), None, reason))
+        elif group in rates.skipped:
+            found.append(Correction(group, 0, None, f"not measured: {rates.skipped[group]}"))
+        else:
+            found.append(Correction(group, 0, None, f"no reference for {gpu.name}"))
+    return found
+
+
+def corrected(known: Speeds, found: list[Correction]) -> Speeds:
+    """Return speeds with these corrections."""
+    factors = {one.group: one.factor for one in found if one.factor is not None}
+    fractions = known.fractions
+    gemm = {}
+    for recipe, fraction in fractions.gemm.items():
+        group = "gemm bf16" if recipe == "bf16" else "gemm fp8"
+        if recipe != "nvfp4":  # its products were not measured
+            fraction *= factors.get(group, 1.0)
+        gemm[recipe] = fraction
+    attention = factors.get("attention", 1.0)
+    fractions = replace(
+        fractions,
+        gemm=gemm,
+        attention=fractions.attention * attention,
+        attention_fp8=fractions.attention_fp8 * attention,
+        memory=fractions.memory * factors.get("memory", 1.0),
+    )
+    host = known.device.host
+    faster = factors.get("host", 1.0)
+    device = known.device
+    if "host" in factors:
+        own = Host(host.python / faster, host.experts / faster)
+        device = replace(device, host=own, slow_host=own)  # this host is known
+    return replace(known, fractions=fractions, device=device)

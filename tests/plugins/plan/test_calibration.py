@@ -1,0 +1,124 @@
+"""Rates measured on a cluster's own GPU: what they change, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8launch.cli import run
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import UserError
+from fp8launch.hardware.gpus import gpu
+from fp8launch.plugins.plan.calibration import corrected, corrections, keep, parsed, rates_file, reference_rates
+from fp8launch.plugins.plan.speeds import speeds
+
+H200 = "NVIDIA H200"
+
+
+@pytest.fixture(autouse=True)
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "fp8launch" / "clusters"
+    folder.mkdir(parents=True)
+    (folder / "site.yaml").write_text("network: {gbit_per_gpu: 400}\n")
+
+
+def result(device: str, **changes: Any) -> bytes:
+    """Return a result with the reference's rates of H200; GEMMs in FP8 are a tenth slower."""
+    rates = [
+        {"kernel": kernel, "shape": shape, "rate": rate * (0.9 if kernel == "gemm fp8" else 1.0)}
+        for (name, kernel, shape), rate in reference_rates().items()
+        if name == "h200"
+    ]
+    found = {"format": 1, "device": device, "date": "2026-11-26", "rates": rates, "skipped": {"host": "no launches"}}
+    return json.dumps(found | changes).encode()
+
+
+def test_only_what_was_measured_and_has_a_reference_changes() -> None:
+    found = {one.group: one for one in corrections(parsed(result(H200), "file"), gpu("h200"))}
+    assert found["gemm fp8"].factor == pytest.approx(0.9)
+    assert found["gemm bf16"].factor == pytest.approx(1.0)
+    assert found["host"].factor is None and "no launches" in found["host"].reason
+    assert found["memory"].factor is None and "no reference" in found["memory"].reason
+    known = speeds(gpu("h200"))
+    assert known is not None
+    own = corrected(known, list(found.values()))
+    assert own.gemm("delayed") == pytest.approx(0.9 * known.gemm("delayed"))
+    assert own.gemm("bf16") == known.gemm("bf16") and own.memory == known.memory
+    assert own.device == known.device
+
+
+def test_rates_of_another_order_of_magnitude_change_nothing() -> None:
+    rows = [{"kernel": "gemm bf16", "shape": "8B layer", "rate": 7.0}]
+    found = corrections(parsed(result(H200, rates=rows), "file"), gpu("h200"))
+    assert found[0].factor is None and "not plausible" in found[0].reason
+
+
+def test_plan_shows_the_prediction_before_and_after_and_keeps_the_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rates.json"
+    file.write_bytes(result(H200))
+    words = ["plan", "llama8b_fp8", "--gpu", "h200", "--cluster", "site", "--top", "1"]
+    assert run(["estimate", "llama8b_fp8", "--gpu", "h200", "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)["predicted"]["tokens_per_s_per_gpu"]
+    assert run([*words, "--rates", str(file)]) == 0
+    calibrated = capsys.readouterr().err
+    assert "gemm fp8: 0.900 times the reference, 1 shape" in calibrated
+    assert f"{before:,.0f} tokens/s/GPU before" in calibrated
+    assert run([*words, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert f"Using the rates of {H200} that `plan --calibrate` measured on 2026-11-26." in shown.err
+    slower = json.loads(shown.out)[0]["predicted"]["tokens_per_s_per_gpu"]
+    rates_file(Cluster(name="site")).unlink()
+    assert run([*words, "--json"]) == 0
+    assert slower < 0.99 * json.loads(capsys.readouterr().out)[0]["predicted"]["tokens_per_s_per_gpu"]
+
+
+def test_rates_of_another_gpu_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(result(H200), "file", Cluster(name="site"))
+    words = ["plan", "llama8b_fp8", "--gpu", "h100", "--cluster", "site", "--top", "1", "--json"]
+    assert run(words) == 0
+    with_rates = capsys.readouterr().out
+    rates_file(Cluster(name="site")).unlink()
+    assert run(words) == 0
+    assert capsys.readouterr().out == with_rates
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "no measured rates"),
+        (b"[1]", "no measured rates"),
+        (result(H200, format=2), "no measured rates"),
+        (result(H200, rates=[{"kernel": "gemm bf16", "shape": "8B layer", "rate": "fast"}]), "no measured rates"),
+        (result("cpu"), "no such GPU"),
+    ],
+    ids=["empty", "list", "format", "text", "CPU"],
+)
+def test_other_files_are_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        keep(raw, "file", Cluster(name="site"))
+    assert message in refused.value.problems[0].message
+
+
+def test_a_cluster_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "llama8b_fp8", "--calibrate"])
+    assert "need --cluster NAME" in capsys.readouterr().err
+
+
+def test_the_program_measures_a_cpu_truthfully_and_its_rates_are_not_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert run(["plan", "llama8b_fp8", "--cluster", "site", "--calibrate"])
+    shown = capfd.readouterr().err
+    assert "a CPU only emulates FP8" in shown and "there is no GPU to launch kernels on" in shown
+    assert "attention" in shown and "GB/s" in shown
+    assert "the rates are of 'cpu'" in shown and "Traceback" not in shown
+    assert not rates_file(Cluster(name="site")).exists()
