@@ -25,7 +25,7 @@ def test_a_list_of_datasets_is_limited(home: Path, flag: str) -> None:
     sparse(home / "blend")
     recipe = home / "r.yaml"
     recipe.write_text(
-        "extends: llama8b_fp8\nname: r\ndata: null\n"
-        f"megatron: {{{flag}: {home}/blend, tokenizer_type: NullTokenizer, vocab_size: 1000}}\n"
+        f"extends: tiny_cpu\nname: r\ndata: null\nmegatron: {{{flag}: {home}/blend, tokenizer_type: NullTokenizer}}\n"
     )
-    assert command(home, "check", recipe)[0] == 1
+    status, said = command(home, "check", recipe)
+    assert status == 0, said
