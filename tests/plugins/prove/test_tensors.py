@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,9 @@ if find_spec("torch") is None:
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from fp8launch.plugins.prove import resuming, tensors
 
@@ -51,23 +55,24 @@ def test_stored_objects_are_loaded() -> None:
 
 
 @pytest.mark.parametrize("form", ["tensor", "stream"])
-def test_states_of_fp8_are_the_same_by_their_values(form: str) -> None:
+def test_states_of_fp8_are_the_same_by_their_values(tmp_path: Path, form: str) -> None:
     name = "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2"
 
-    def loaded(state: object) -> object:
+    def saved(folder: str, state: object) -> str:
         content = pickle.dumps(state)
         whole = io.BytesIO(content) if form == "stream" else torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        stream = io.BytesIO()
-        torch.save([whole], stream)
-        return tensors._loaded(name, stream)
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        dcp.save({name: [whole]}, storage_writer=FileSystemWriter(tmp_path / folder), planner=planner, no_dist=True)
+        return str(tmp_path / folder)
 
     once, twice = "recipe", "".join(["rec", "ipe"])
     one = {"names": [once, once], "scale_fwd": torch.ones(2)}
     other = {"names": [once, twice], "scale_fwd": torch.ones(2)}
     assert pickle.dumps(one) != pickle.dumps(other)
-    assert tensors.differences(name, loaded(one), loaded(other)) == []
-    changed = loaded({**other, "scale_fwd": torch.zeros(2)})
-    assert tensors.differences(name, loaded(one), changed) == [f"{name}.0.scale_fwd"]
+    first = saved("first", one)
+    assert tensors._different_objects(first, saved("equal", other)) == []
+    changed = saved("changed", {**other, "scale_fwd": torch.zeros(2)})
+    assert tensors._different_objects(first, changed) == [f"{name}.0.scale_fwd"]
 
 
 def test_only_streams_of_random_numbers_that_are_drawn_from_count() -> None:

@@ -139,11 +139,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _loaded(name: str, value: Any) -> Any:
     """Return the object that a checkpoint stores by this name."""
-    if not isinstance(value, io.BytesIO):
-        return value
-    value.seek(0)
-    content = torch.load(value, weights_only=False)
-    return _state_of_fp8(content) if "_extra_state" in name else content
+    if isinstance(value, io.BytesIO):
+        value.seek(0)
+        value = torch.load(value, weights_only=False)
+    return _state_of_fp8(value) if "_extra_state" in name else value
 
 
 def _state_of_fp8(stored: Any) -> Any:
