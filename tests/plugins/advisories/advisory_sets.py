@@ -127,6 +127,9 @@ CASES: dict[str, Case] = {
     "expert-rng-resume": Case(
         {**MOE, **SAVED, "moe_router_force_load_balancing": True}, {"moe_router_force_load_balancing": None}
     ),
+    "delayed-param-tp-resume": Case(
+        {**SAVED, **TP2, "fp8_recipe": "delayed", "fp8_param_gather": True}, {"fp8_recipe": "tensorwise"}
+    ),
     "mtp-embedding-tag": Case(
         {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2, "decoupled_lr": 1e-3},
         {"decoupled_lr": None},

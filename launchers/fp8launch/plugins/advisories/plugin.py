@@ -33,6 +33,7 @@ CODES = (
     "rampup-ignored",
     "bridge-rampup-lr",
     "expert-rng-resume",
+    "delayed-param-tp-resume",
     "mtp-embedding-tag",
     "bridge-mtp-embedding-group",
     "hdo-stale-step",

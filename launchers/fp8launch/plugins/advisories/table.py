@@ -417,6 +417,25 @@ ADVISORIES: tuple[Advisory, ...] = (
         settings=("moe_router_force_load_balancing", "expert_model_parallel_size"),
     ),
     Advisory(
+        id="delayed-param-tp-resume",
+        when="delayed scaling with FP8 parameters (fp8_param_gather), TP above 1 and torch_dist checkpoints",
+        # The optimizer reduces the largest value of a weight over data parallel ranks only, and a checkpoint holds the
+        # FP8 state of the first tensor parallel rank (`replica_id` of `make_sharded_tensors_for_checkpoint`).
+        applies=lambda run: (
+            run.fp8("delayed")
+            and run.on("fp8_param_gather")
+            and run.tp > 1
+            and run.checkpoints
+            and run.value("ckpt_format") == "torch_dist"
+        ),
+        affected=TO_0_19,
+        effect="a resumed run scales weights by the largest value on the first TP rank, so larger ones on other ranks "
+        "are cut off for a step (measured with TP 2: moments differ by up to 3.5 % two steps after a resume)",
+        fix="leave precision.param_gather out, or use tensorwise, which stores no scales",
+        source=f"{ML}/blob/core_v0.19.0/megatron/core/transformer/utils.py",
+        settings=("fp8_param_gather", "tensor_model_parallel_size"),
+    ),
+    Advisory(
         id="mtp-embedding-tag",
         when="multi-token prediction with PP above 1, and decoupled_lr or Muon",
         applies=lambda run: run.on("mtp_num_layers") and run.pp > 1 and (run.on("decoupled_lr") or run.muon),
