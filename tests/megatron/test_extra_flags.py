@@ -54,6 +54,7 @@ def test_flags_are_passed_on_exactly_and_named_in_one_warning(
     [
         ({"lr": "3"}, "is a flag of Megatron-Core 0.19"),
         ({"--num-layers": "3"}, "is a flag of Megatron-Core 0.19"),
+        ({"optimizer": "sgd"}, "is a flag of Megatron-Core 0.19"),
         ({"fork": False}, "cannot be false"),
         ({"fork": []}, "empty list"),
         ({"fork_a": "1", "--fork-a": "2"}, "given twice"),
@@ -71,6 +72,11 @@ def test_what_is_refused(values: dict[str, Any], message: str) -> None:
 def test_one_value(value: str, words: tuple[str, ...]) -> None:
     arguments, problems = extra_arguments({"fork": value}, SCHEMA, lambda name: name)
     assert (arguments[0].words, problems) == (words, [])
+
+
+def test_a_choice_that_megatron_lacks() -> None:
+    arguments, problems = extra_arguments({"optimizer": "ademamix"}, SCHEMA, lambda name: name)
+    assert (arguments[0].words, problems) == (("--optimizer", "ademamix"), [])
 
 
 @given(st.from_regex(r"--[a-zA-Z][a-zA-Z0-9_.-]*", fullmatch=True))

@@ -1,4 +1,4 @@
-"""Flags that no schema knows, such as those of a fork. They are passed on exactly as written in the recipe."""
+"""Flags and values that only a fork knows. They are passed on exactly as written in the recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from fp8launch.diagnostics import Problem
 from fp8launch.megatron.arguments import Argument, FlagValue, looks_like_option
-from fp8launch.megatron.schema import FlagSchema
+from fp8launch.megatron.flag_problems import check_values
+from fp8launch.megatron.schema import Flag, FlagSchema
 
 # The recipe section for these flags.
 EXTRA = "megatron_extra"
@@ -43,7 +44,7 @@ def extra_arguments(
         refusal = None
         if option in used:
             refusal = f"is given twice, as {used[option]} and as {name}", "remove one"
-        elif flag is not None and option in flag.options:
+        elif flag is not None and option in flag.options and not _only_of_fork(flag, option, value, schema):
             refusal = f"is a flag of Megatron-Core {schema.minor}, so it can be checked", "move it to `megatron:`"
         elif value is False:
             refusal = "cannot be false", 'write null to remove it, or "False" to pass this word'
@@ -67,6 +68,11 @@ def extra_arguments(
             words = (f"{option}={texts[0]}",)
         arguments.append(Argument(option.lstrip("-"), words))
     return tuple(arguments), problems
+
+
+def _only_of_fork(flag: Flag, option: str, value: FlagValue, schema: FlagSchema) -> bool:
+    """Return whether Megatron has the flag, but not this choice."""
+    return flag.choices is not None and not isinstance(value, bool) and bool(check_values({option: value}, schema))
 
 
 def _texts(value: FlagValue) -> list[str]:

@@ -40,6 +40,38 @@ def test_unknown_flags_are_kept(flags: str, extra: dict[str, Any]) -> None:
     assert any("megatron_extra" in message for message in messages)
 
 
+@pytest.mark.parametrize(
+    ("flags", "extra"),
+    [
+        ("--optimizer ademamix", {"optimizer": "ademamix"}),
+        ("--tokenizer-type=PretrainedFromHF", {"tokenizer_type": "PretrainedFromHF"}),
+        ("--optimizer adam --optimizer ademamix", {"optimizer": "ademamix"}),
+        ("--optimizer ademamix --position-embedding-type alibi --xielu",
+         {"xielu": True, "optimizer": "ademamix", "position_embedding_type": "alibi"}),
+    ],
+)  # fmt: skip
+def test_values_that_only_a_fork_has_are_kept(flags: str, extra: dict[str, Any]) -> None:
+    text, problems = import_text(f"torchrun pretrain_gpt.py --bf16 {flags} {SHAPE}", "job.sh", None)
+    assert {one.severity for one in problems} == {"warning"}
+    assert parse_yaml(text, "recipe").plain()["megatron_extra"] == extra
+    tree = parse_yaml(text, "recipe")
+    translated = engines.engine_of(loaded := LoadedRecipe(recipe_class().from_node(tree), tree, ())).translate(loaded)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in extra:
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, action="store_true") if name == "xielu" else parser.add_argument(option)
+    words = [word for one in (*translated.arguments, *translated.own) for word in one.words]
+    assert vars(parser.parse_known_args(words)[0]) == extra
+
+
+@pytest.mark.parametrize(
+    "flags", ["--optimizer ademamix --optimizer adam", "--optimizer", "--fp8-format e3m4", "--lr fast"]
+)
+def test_other_wrong_values_stay_errors(flags: str) -> None:
+    _, problems = import_text(f"torchrun pretrain_gpt.py --bf16 {flags} {SHAPE}", "job.sh", None)
+    assert "error" in {one.severity for one in problems}
+
+
 def test_the_fork_reads_the_same_values() -> None:
     flags = ["--rate", "1e-5", "--names", "a b", "c", "--shift=-x", "--on", "--empty", ""]
     quoted = "--rate 1e-5 --names 'a b' c --shift=-x --on --empty ''"

@@ -72,7 +72,6 @@ CASES = {
         },
         ("--zero-stage", "no choice 'alibi'", "`--kill-switch-path $SWITCH` is omitted", "--account"),
         ("import-other-command",),
-        1,
     ),
     "deepspeed_tokens.sh": Expected(
         {"model.num_experts": 64, "resources": {"nodes": 8, "gpus_per_node": 8}, "precision": {"recipe": "fp16"}},

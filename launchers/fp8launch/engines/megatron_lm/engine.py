@@ -1,8 +1,7 @@
 """Translate recipes to argument lists of Megatron-LM, for fp8launch's own GPT entry (injob/rank/pretrain.py).
 
 Each section turns into the flags that it states; `megatron:` adds any other flag by its own name, and `megatron_extra:`
-flags that only a fork of Megatron-LM has. A flag from two
-places is an error unless both values are equal.
+flags that only a fork of Megatron-LM has. A flag from two places is an error unless both values are equal.
 """
 
 from __future__ import annotations

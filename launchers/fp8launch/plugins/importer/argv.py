@@ -5,6 +5,7 @@ The rules are those of argparse with `allow_abbrev=False`. Tests compare the res
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -100,6 +101,44 @@ def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) 
             known += argv[at:end]
         at = end
     return known, unknown
+
+
+def split_fork_values(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], list[str]]:
+    """Divide Megatron's arguments into words that it accepts and flags whose last value is no choice of Megatron's.
+
+    The earlier values of such a flag are dropped, as its parser would drop them. Formats and recipes of FP8 and FP4
+    stay: without them the recipe would describe another precision.
+    """
+    pieces: list[tuple[Flag | None, list[str]]] = []
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        exact = _spelt(word, schema)
+        flag = exact or _spelt(word.partition("=")[0], schema)
+        end = at + 1
+        if exact:
+            end += _count_values(argv, end, flag, schema)
+        pieces.append((flag, list(argv[at:end])))
+        at = end
+    last = {flag.name: words for flag, words in pieces if flag is not None}
+    own = {name for name, words in last.items() if _has_fork_value(words, schema)}
+    known = [word for flag, words in pieces if flag is None or flag.name not in own for word in words]
+    return known, [word for name in last if name in own for word in last[name]]
+
+
+def _has_fork_value(words: Sequence[str], schema: FlagSchema) -> bool:
+    option, _, attached = words[0].partition("=")
+    flag = schema.find(option)
+    if flag is None or flag.choices is None or flag.name.startswith(("fp8_", "fp4_")):
+        return False
+    values = [attached] if attached else words[1:]
+    if not values or not all(re.fullmatch(r"\w[\w.+-]*", value) for value in values):
+        return False
+    try:
+        _read(flag, option, values, attached=False)
+    except InvalidValue:
+        return flag.type == "str"
+    return False
 
 
 def _spelt(word: str, schema: FlagSchema) -> Flag | None:

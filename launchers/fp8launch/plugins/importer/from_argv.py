@@ -10,9 +10,9 @@ from typing import Any
 
 from fp8launch import engines
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.megatron.arguments import FlagValue, as_parsed, takes_words
+from fp8launch.megatron.arguments import FlagValue, Scalar, as_parsed, takes_words
 from fp8launch.megatron.extra_flags import name_of
-from fp8launch.megatron.flag_problems import unknown_flag
+from fp8launch.megatron.flag_problems import check_values, unknown_flag
 from fp8launch.megatron.schema import (
     DEFAULT_TOKENIZER,
     FlagSchema,
@@ -20,7 +20,7 @@ from fp8launch.megatron.schema import (
     megatron_script,
     supported_versions,
 )
-from fp8launch.plugins.importer.argv import flag_by_flag, parse_argv, split_unknown
+from fp8launch.plugins.importer.argv import flag_by_flag, parse_argv, split_fork_values, split_unknown
 from fp8launch.plugins.importer.from_values import Tree, Values, effective, recipe_from_values
 from fp8launch.plugins.importer.launch import Launch
 from fp8launch.plugins.importer.launch_script import read_launch
@@ -109,6 +109,7 @@ def _own_arguments(launch: Launch, schema: FlagSchema) -> tuple[Sequence[str], d
 def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], dict[str, FlagValue], list[Problem]]:
     """Return the arguments of Megatron, and the flags that only a fork can know as `megatron_extra`."""
     known, unknown = split_unknown(argv, schema)
+    known, with_fork_value = split_fork_values(known, schema)
     extra: dict[str, FlagValue] = {}
     problems: list[Problem] = []
     plain: list[str] = []
@@ -137,6 +138,12 @@ def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], di
         )
         fix = "check the spelling, and run the fork that has these flags"
         problems.append(Problem("warning", "import-extra-flags", message, None, fix))
+    for option, words in flag_by_flag(with_fork_value):
+        extra[name_of(option)] = words[0] if len(words) == 1 else list[Scalar](words)
+        refusal = check_values({option: extra[name_of(option)]}, schema)[0]
+        message = f"{refusal.message}; the value is passed on under megatron_extra"
+        fix = refusal.fix or "check the spelling, and run the fork that has this value"
+        problems.append(Problem("warning", "import-extra-values", message, None, fix))
     return known, extra, problems
 
 
