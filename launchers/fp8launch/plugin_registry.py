@@ -35,6 +35,7 @@ _CORE = "fp8launch.core:PLUGIN"
 _BUILT_IN = (
     "diff",
     "importer",
+    "forks",
     "bridge",
     "measure",
     "accelerate",

@@ -157,6 +157,11 @@ def config_folder() -> Path:
     return Path(base).expanduser() / "fp8launch" / "clusters"
 
 
+def fork_schema_file(version: str) -> Path:
+    """Return the file for the flags of a fork, which a Megatron version names after a plus sign: 0.19+fork."""
+    return config_folder().with_name("forks") / f"{version.partition('+')[2] or 'none'}.json"
+
+
 def cluster_files() -> dict[str, Path]:
     """Return the user's profiles by name."""
     return {path.stem: path for path in sorted(config_folder().glob("*.yaml"))}

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.cluster.profile import fork_schema_file
 from fp8launch.diagnostics import did_you_mean
 from fp8launch.megatron.extra_flags import EXTRA, option_of
 from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.versions import Release
+from fp8launch.plugin_registry import offered
 
 # FLAGS of injob/rank/compat/cpu.py, which imports torch, so this is a copy; a test compares the two.
 CPU_FLAGS = {
@@ -42,7 +44,8 @@ def unchecked_flags(run: ResolvedRun) -> Iterator[Finding]:
     """Name the flags that no other rule, and none of Megatron's own validators, can see."""
     recipe = run.loaded.recipe
     names = [option_of(name) for name, value in recipe.megatron_extra.items() if value is not None]
-    if not names:
+    known = "fork-flags" in offered("rules") and fork_schema_file(recipe.software.megatron or "").is_file()
+    if not names or known:
         return
     fix = "check their spelling, and run the fork that has them"
     if recipe.launch.script is None:

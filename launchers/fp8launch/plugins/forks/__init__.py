@@ -1,0 +1,1 @@
+"""Flag schemas of forks and source checkouts of Megatron-LM."""
