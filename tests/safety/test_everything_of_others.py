@@ -168,6 +168,10 @@ def commands(world: World) -> dict[str, list[list[str]]]:
         "compare": [
             ["compare", "r-1", log, "--force", "--html", f"{out}.html", "--csv", f"{out}.csv"], ["compare", "s"],
         ],
+        "tag": [["tag", "r-1", "--add", "x"], ["tag", str(runs / "r-1")]],
+        "rename": [["rename", "r-1", "x"]],
+        "annotate": [["annotate", "r-1", "s", "--note", "x"]],
+        "delete": [["delete", "--yes"], ["delete", "r-1", "s", "--yes"], ["delete", "--older-than", "1d", "--dry-run"]],
         "archive": [["archive", "r-1", "--out", f"{out}.tar.gz", "--force"]],
         "export": [
             ["export", "r-1", "--to", tracker, "--offline", "--dir", f"{out}-{tracker}"]
