@@ -177,6 +177,7 @@ def commands(world: World) -> dict[str, list[list[str]]]:
             ["export", "r-1", "--to", tracker, "--offline", "--dir", f"{out}-{tracker}"]
             for tracker in ("tensorboard", "wandb", "mlflow")
         ],
+        "schema build": [["schema", "build", model], ["schema", "build", str(world.theirs)]],
         "clusters": [["clusters"]],
         "images": [["images"]],
         "images import": [["images", "import", "nope", "--to", str(world.theirs / "images")]],
