@@ -622,6 +622,17 @@ BUILDING |= {
 }
 # What only the GPU or Transformer Engine tells.
 RUNNING = {
+    "token prediction with tied embeddings in a pipeline": Set(
+        {
+            "mtp_num_layers": 1,
+            "untie_embeddings_and_output_weights": None,
+            "pipeline_model_parallel_size": 2,
+            "save": "/checkpoints",
+            "save_interval": 100,
+            "ckpt_format": "torch_dist",
+        },
+        "mtp-tied-save",
+    ),
     "FSDP that averages in its collectives": Set(
         {**FSDP, "ddp_average_in_collective": True}, "fsdp-average", env=OPEN
     ),

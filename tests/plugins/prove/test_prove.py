@@ -93,6 +93,22 @@ def test_a_sink_that_is_left_out_of_the_norm_is_found(
     assert names == ["decoder.layers.self_attention.core_attention.softmax_offset"]
 
 
+def test_tied_embeddings_with_token_prediction_cannot_be_saved_in_a_pipeline(
+    capsys: pytest.CaptureFixture[str], recipes: Callable[[str], str]
+) -> None:
+    """Megatron-LM pull request 7577. The step itself is right."""
+    tied = ("model={mtp_num_layers: 1, untie_embeddings_and_output_weights: null}", "parallel.pp=2")
+    found = checks(prove(capsys, recipes("dense"), *tied, expect=1))
+    assert [name for name, check in found.items() if not check["ok"]] == ["resume"]
+    assert "cannot save a checkpoint of tied embeddings" in found["resume"]["detail"]  # type: ignore[operator]
+
+
+def test_a_stage_without_experts_agrees(capsys: pytest.CaptureFixture[str], recipes: Callable[[str], str]) -> None:
+    sizes = ("parallel={pp: 2, ep: 2}", "resources.gpus_per_node=4", "model={num_layers: 2, moe_layer_freq: '[0]+[1]'}")
+    found = prove(capsys, recipes("experts"), *sizes)
+    assert checks(found).keys() == {"loss", "gradients", "grad_norm", "resume"}
+
+
 def test_an_engine_without_megatron_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["prove", "peers/ddp_te"]) == 3
     assert "does not train with Megatron-Core" in capsys.readouterr().err

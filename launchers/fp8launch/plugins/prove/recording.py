@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fp8launch.plugins.prove import te_layers
+from fp8launch.plugins.prove import repairs, te_layers
 from fp8launch.plugins.prove.settings import CPU
 
 # Position of the gradient norm in what Megatron's `train_step` returns (0.17 to 0.19).
@@ -38,11 +38,15 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
              `members`: measure the gradient norm with all gradients but one tensor's set to zero, tensor by tensor
              `kinds`: note the classes of the modules that hold each tensor, whose source `settings_read` reads
              `save_loaded`: save what was loaded and stop
+             `unused_weights`: keep weights that nothing reads, with which Megatron cannot save some models
     """
     record: dict[str, Any] = {"losses": [], "norms": [], "batches": [], "random": [], "members": {}}
     training: Any = importlib.import_module("megatron.training.training")
     if device == CPU:
         te_layers.install(wanted["like_te"])
+        repairs.save_empty_optimizers()
+    if not wanted.get("unused_weights"):
+        repairs.leave_out_unused_output_weights()
     _record_steps(training, record)
     _record_batches(record)
     _save_whole_at_the_end(training, record)

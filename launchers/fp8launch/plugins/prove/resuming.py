@@ -25,6 +25,18 @@ def resumed(name: str, course: str, run: SmallRun, record: Mapping[str, Any]) ->
     return Training(name, run, record, resumes=course, at=HALF, save_interval=HALF)
 
 
+def why_not_saved(run: SmallRun, failure: NoVerdict) -> str | None:
+    """Return why no checkpoint of a run can be saved, None if its training failed for another reason."""
+    tied = not run.values.get("untie_embeddings_and_output_weights")
+    in_output_layer = "language_module.py" in failure.content.get("at", "")
+    if not (run.values.get("mtp_num_layers") and tied and run.layout.pp > 1 and in_output_layer):
+        return None
+    return (
+        "Megatron cannot save a checkpoint of tied embeddings with multi-token prediction and PP above 1: set "
+        "model.untie_embeddings_and_output_weights, or PP 1 (Megatron-LM pull request 7577)"
+    )
+
+
 def check_resume(session: Session, course: str, run: SmallRun, record: Mapping[str, Any], whole: Ranks) -> Check:
     """Resume `course`, whose ranks recorded `whole`, in the same layout. A resume that fails is wrong."""
     name = f"{course}, resumed"

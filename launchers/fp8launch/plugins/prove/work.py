@@ -11,7 +11,7 @@ from typing import Any
 from fp8launch.plugins.prove.judge import Check, check_gradients, check_loss, check_norm, different_copies
 from fp8launch.plugins.prove.part import Part
 from fp8launch.plugins.prove.reduced_layout import layout_text
-from fp8launch.plugins.prove.resuming import check_reshard, check_resume, whole_course
+from fp8launch.plugins.prove.resuming import check_reshard, check_resume, whole_course, why_not_saved
 from fp8launch.plugins.prove.session import NoVerdict, Reference, Session, Training
 from fp8launch.plugins.prove.small import SmallRun, reference, resharded_runs, resumed_run, small_run
 from fp8launch.plugins.prove.trials import Trial, by_relevance, trials_of
@@ -227,9 +227,13 @@ def _nearest_right(
 def _resume(session: Session, run: SmallRun, record: Mapping[str, Any]) -> Check | str:
     """Return the verdict on a resumed run, or why there is none."""
     course = session.new_name("the course")
+    record = {**record, "unused_weights": True}
     try:
         (whole,) = session.train(whole_course(course, run, record))
     except NoVerdict as missing:
+        unsaved = why_not_saved(run, missing)
+        if unsaved:
+            return Check("resume", False, unsaved)
         return f"resume: the uninterrupted training ended with {missing}"
     return check_resume(session, course, run, record, whole)
 
@@ -237,8 +241,12 @@ def _resume(session: Session, run: SmallRun, record: Mapping[str, Any]) -> Check
 def _reshard(session: Session, reshard: Reshard, record: Mapping[str, Any]) -> Check | str:
     """Return the verdict on a run that is resumed in another layout, or the reason for having none."""
     name = session.new_name("the course")
+    record = {**record, "unused_weights": True}
     try:
         (whole,) = session.train(whole_course(name, reshard.before, record))
     except NoVerdict as missing:
+        unsaved = why_not_saved(reshard.before, missing)
+        if unsaved:
+            return Check("reshard", False, f"{reshard.title}: {unsaved}")
         return f"reshard: the uninterrupted training ended with {missing}"
     return check_reshard(session, name, reshard.after, record, whole, reshard.title)
