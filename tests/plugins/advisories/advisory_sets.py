@@ -79,6 +79,9 @@ CASES: dict[str, Case] = {
     "gtp-expert-scale": Case(
         {**MOE, "tensor_parallel_num_weight_shards": 2}, {"expert_tensor_parallel_num_weight_shards": 2}
     ),
+    "dp-instances-pp": Case(
+        {"pipeline_model_parallel_size": 2, "num_distributed_optimizer_instances": 2}, {"no_align_grad_reduce": True}
+    ),
     "pp-isend-dealloc": Case(
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},
         {"no_overlap_p2p_communication": True},

@@ -34,6 +34,7 @@ LATENT = (
     "model={multi_latent_attention: true, q_lora_rank: 32, kv_lora_rank: 16, group_query_attention: null,"
     " num_query_groups: null}"
 )
+INSTANCES = ("parallel={pp: 2, ep: 2}", "resources.gpus_per_node=8")
 # Advisory or report: its settings, the check that fails, a release that has it, and one that does not.
 BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     "etp-ne-tp-ep1, ETP 2": ((EXPERTS, "parallel.etp=2"), "gradients", "0.17", "0.19"),
@@ -65,6 +66,13 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     ),
     "fully-reshardable-buckets, other format": (
         ("megatron={ddp_bucket_size: 1000, overlap_grad_reduce: true}",), "resume", None, "0.19",
+    ),
+    "dp-instances-pp": (
+        (EXPERTS, *INSTANCES, "megatron.num_distributed_optimizer_instances=2"), "gradients", "0.19", None,
+    ),
+    "dp-instances-pp, not aligned": (
+        (EXPERTS, *INSTANCES, "megatron={num_distributed_optimizer_instances: 2, no_align_grad_reduce: true}"),
+        "gradients", None, "0.19",
     ),
     "sink-norm": (("model.softmax_type=learnable", "parallel.tp=2"), "grad_norm", "0.19", None),
 }  # fmt: skip

@@ -15,6 +15,7 @@ CODES = (
     "gdn-outnorm-tp",
     "dsa-indexer-microbatches",
     "gtp-expert-scale",
+    "dp-instances-pp",
     "pp-isend-dealloc",
     "mfsdp-zero1-fusion",
     "mfsdp-2n",

@@ -174,6 +174,25 @@ ADVISORIES: tuple[Advisory, ...] = (
         settings=("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
     ),
     Advisory(
+        id="dp-instances-pp",
+        when="several optimizer instances with overlapped gradient reduction and PP above 1",
+        applies=lambda run: (
+            run.number("num_distributed_optimizer_instances") > 1
+            and run.pp > 1
+            and run.on("overlap_grad_reduce")
+            and run.on("align_grad_reduce")
+            and (
+                run.dp * run.cp > run.number("num_distributed_optimizer_instances")
+                or run.on("calculate_per_token_loss")
+            )
+        ),
+        affected=TO_0_19,
+        effect="pipeline stages reduce their gradients twice in a step, which leaves a mixture of ranks' gradients",
+        fix="add no_align_grad_reduce, or set num_distributed_optimizer_instances to 1",
+        source=f"{ML}/blob/core_v0.19.2/megatron/core/distributed/param_and_grad_buffer.py",
+        settings=("num_distributed_optimizer_instances", "pipeline_model_parallel_size", "overlap_grad_reduce"),
+    ),
+    Advisory(
         id="pp-isend-dealloc",
         when="virtual pipeline stages with overlapped point-to-point communication, which is the default",
         applies=lambda run: run.pp > 1 and run.layout.vp > 1 and run.on("overlap_p2p_comm"),

@@ -45,6 +45,7 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
     if device == CPU:
         te_layers.install(wanted["like_te"])
         repairs.save_empty_optimizers()
+        repairs.exchange_uneven_parts()
     if not wanted.get("unused_weights"):
         repairs.leave_out_unused_output_weights()
     _record_steps(training, record)

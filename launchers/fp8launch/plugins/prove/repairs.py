@@ -1,4 +1,4 @@
-"""Repairs of Megatron, without which some layouts cannot save what a proof compares."""
+"""Repairs of Megatron and gloo, without which some layouts of a proof do not train or save."""
 # mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
@@ -60,3 +60,34 @@ def leave_out_unused_output_weights() -> None:
             self.output_layer.weight = None
 
     gpt_model.__init__ = initialize_without
+
+
+def exchange_uneven_parts() -> None:
+    """Let tensor-parallel ranks exchange different numbers of tokens over gloo, which requires parts of one size."""
+    mappings: Any = importlib.import_module("megatron.core.tensor_parallel.mappings")
+    gather, reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    @functools.wraps(gather)
+    def gather_uneven(part: torch.Tensor, group: Any, sizes: Any = None, *options: Any, **named: Any) -> torch.Tensor:
+        sizes = named.pop("output_split_sizes", sizes)
+        if sizes is None or len(set(sizes)) == 1 or group.size() == 1:
+            result: torch.Tensor = gather(part, group, sizes, *options, **named)
+            return result
+        padded = part.new_zeros((max(sizes), *part.shape[1:]))
+        padded[: part.shape[0]] = part
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([one[:size] for one, size in zip(parts, sizes, strict=True)])
+
+    @functools.wraps(reduce_scatter)
+    def reduce_uneven(whole: torch.Tensor, group: Any, sizes: Any = None, *options: Any, **named: Any) -> torch.Tensor:
+        sizes = named.pop("input_split_sizes", sizes)
+        if sizes is None or len(set(sizes)) == 1 or group.size() == 1:
+            result: torch.Tensor = reduce_scatter(whole, group, sizes, *options, **named)
+            return result
+        total = whole.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return total.split(sizes)[group.rank()].contiguous()
+
+    mappings._gather_along_first_dim = gather_uneven
+    mappings._reduce_scatter_along_first_dim = reduce_uneven

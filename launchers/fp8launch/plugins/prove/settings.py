@@ -20,6 +20,8 @@ _TE = "needs Transformer Engine"
 _GPU = "needs a GPU"
 _NCCL = "needs NCCL"
 _UNKNOWN = "`prove` does not know it"
+_FSDP = "the proof trains without FSDP"
+_ADAM = "the proof trains with Adam"
 _ENDLESS = "the data of the proof has no ends of documents"
 
 # Flags that a CPU cannot compute, and why. Without a reason, nothing is lost.
@@ -47,10 +49,12 @@ _LEFT_OUT = {
         cuda_graph* enable_cuda_graph external_cuda_graph inference_* high_priority_* *_num_sms* moe_flex_*
         moe_deepep_* moe_hybridep_* moe_enable_deepep moe_paged_* moe_pad_experts_for_* moe_expert_rank_* *_stash*
         cpu_offloading* optimizer_cpu_offload* optimizer_offload* fine_grained_* offload_* min_offloaded_*
-        use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp data_parallel_sharding_strategy fsdp_*
-        suggested_communication_unit_size init_model_with_meta_device gradient_accumulation_fusion
-        defer_embedding_wgrad_compute wgrad_deferral_limit megatron_fsdp_* torch_fsdp2_* outer_dp_sharding_strategy
+        init_model_with_meta_device gradient_accumulation_fusion defer_embedding_wgrad_compute wgrad_deferral_limit
         ep_overlap_* symmetric_ar_type optimizer_cuda_graph
+    """,
+    _FSDP: """
+        use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp data_parallel_sharding_strategy fsdp_* megatron_fsdp_*
+        torch_fsdp2_* outer_dp_sharding_strategy suggested_communication_unit_size
     """,
     _NCCL: """
         nccl_* use_nccl_* use_sharp sharp_* ddp_average_in_collective use_tp_pp_dp_mapping create_all_gather_*
@@ -61,7 +65,7 @@ _LEFT_OUT = {
     "the batch of the proof is constant": "rampup_batch_size step_batch_size_schedule",
     "routes are random, other ones in each layout": "moe_router_force_load_balancing moe_router_force_biased",
     "random numbers differ between layouts": "attention_dropout hidden_dropout moe_input_jitter_eps",
-    "the proof takes Adam's gradients": "optimizer muon_* *_muon_*",
+    _ADAM: "optimizer muon_* *_muon_*",
 }
 
 # Flags of the list above that a GPU computes.
@@ -101,7 +105,7 @@ _WITHOUT_PART = """
     pytorch_profiler_* use_pytorch_profiler record_memory_history record_shapes replication* start_eval_at_iter
     use_mcore_models use_persistent_ckpt_worker verify_integrity trust_remote_code tiktoken_* dataloader_defer_*
     dataloader_fast_* mid_level_* dump_param_* run_workload_* local_rank fault_injector_* adlr_autoresume
-    enable_one_logger one_logger_* app_tag_* lazy_mpu_init barrier_* no_barrier_* align_* no_align_* skip_train
+    enable_one_logger one_logger_* app_tag_* lazy_mpu_init barrier_* no_barrier_* skip_train
     iterations_to_skip result_* nvidia_* deterministic_mode empty_unused_memory_level make_vocab_size_divisible_by
     *_dir *_path *_interval
 """
@@ -115,6 +119,7 @@ _DIVIDES = """
     delay_grad_reduce no_delay_grad_reduce standalone_embedding_stage batch_p2p_* no_batch_p2p_* mtp_use_repeated_*
     mtp_standalone_* pipeline_model_parallel_layout decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
     account_for_*_in_pipeline_split no_gradient_reduce_div_fusion no_scatter_gather_tensors_in_pipeline
+    align_* no_align_*
 """
 
 # Flags of the model, the loss and the optimizer that a CPU computes. `divides` lists the others.

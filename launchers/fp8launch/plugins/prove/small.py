@@ -94,13 +94,33 @@ def resharded_runs(
     words = _vocabulary_of_pair(values, layout, other_layout)
     # The same samples in each iteration.
     batch = math.lcm(*(reduced.layout.global_batch for reduced in pair))
+    stages = _stages_of_pair((values, other_values), (layout, other_layout), pair)
     found = []
-    for one, whole, reduced in zip((values, other_values), (layout, other_layout), pair, strict=True):
+    for one, whole, reduced, own in zip((values, other_values), (layout, other_layout), pair, stages, strict=True):
         kept = {name: value for name, value in one.items() if name == RESHARDABLE}
         kept |= words
         kept["global_batch_size"] = batch
-        found.append(_small(one, whole, reduced, COURSE, kept, pair, max(layout.tp, other_layout.tp)))
+        found.append(_small(one, whole, reduced, COURSE, kept, pair, max(layout.tp, other_layout.tp), stages=own))
     return found[0], found[1]
+
+
+def _stages_of_pair(
+    values: Sequence[Mapping[str, FlagValue]], layouts: Sequence[Layout], pair: Sequence[Reduced]
+) -> list[dict[str, FlagValue]]:
+    """Return the flags for the stages of two layouts of one model, which has one number of layers.
+
+    The stages are divided evenly if no number of layers serves both.
+    """
+    found = [
+        uneven_stages(one, layout, reduced.layout) for one, layout, reduced in zip(values, layouts, pair, strict=True)
+    ]
+    stated = {_int(stages, "num_layers") for stages in found} - {0}
+    if len(stated) == 1:
+        (layers,) = stated
+        chunks = [reduced.layout.pp * reduced.layout.vp for reduced in pair]
+        if all(stages.get("num_layers") or layers % count == 0 for stages, count in zip(found, chunks, strict=True)):
+            return [{**stages, "num_layers": layers} for stages in found]
+    return [dict.fromkeys(stages) for stages in found]
 
 
 def _small(
@@ -112,8 +132,12 @@ def _small(
     shared: Sequence[Reduced] = (),
     real_tp: int = 1,
     device: str = CPU,
+    stages: Mapping[str, FlagValue] | None = None,
 ) -> SmallRun:
-    """Return a small run with the schedule `course` and the flags `stated`; its model fits the layouts `shared`."""
+    """Return a small run with the schedule `course` and the flags `stated`; its model fits the layouts `shared`.
+
+    `stages` are the flags for the stages of its pipeline, which follow from the recipe if they are not given.
+    """
     kept = {
         name: value for name, value in values.items() if has_part(name) and why_left_out(name, value, device) is None
     }
@@ -126,10 +150,8 @@ def _small(
     small = dict(shrink(kept, reduced.layout).values)
     small |= _widths(values, max(one.layout.tp for one in sharing), tp_at_most)
     small |= _experts(values, max(one.layout.ep for one in sharing))
-    stages = uneven_stages(values, layout, reduced.layout)
-    if shared:
-        # One number of layers cannot serve two uneven pipelines.
-        stages = dict.fromkeys(stages)
+    if stages is None:
+        stages = uneven_stages(values, layout, reduced.layout)
     small |= stages
     layers = _int(stages, "num_layers")
     small |= _layers(values, small, math.lcm(*(one.layout.pp * one.layout.vp for one in sharing)), layers)

@@ -33,6 +33,12 @@ def uneven_stages(values: Mapping[str, FlagValue], layout: Layout, small: Layout
     return found | counted | {"num_layers": _MOST_LAYERS * chunks - sum(map(bool, counted.values()))}
 
 
+def stages_were_evened(values: Mapping[str, FlagValue], small: Mapping[str, FlagValue]) -> bool:
+    """Return whether the stages of a recipe differ, but not the stages of its small run."""
+    divided = small.get("pipeline_model_parallel_size") != 1
+    return divided and any(values.get(name) for name in _FLAGS) and not any(small.get(name) for name in _FLAGS)
+
+
 def _of_pieces(pieces: tuple[str, ...], small: Layout) -> dict[str, FlagValue]:
     """Keep the first and the last pieces of a layout, with fewer layers each."""
     count = min(small.pp * small.vp, len(pieces))

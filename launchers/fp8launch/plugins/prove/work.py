@@ -15,6 +15,7 @@ from fp8launch.plugins.prove.resuming import check_reshard, check_resume, whole_
 from fp8launch.plugins.prove.session import NoVerdict, Reference, Session, Training
 from fp8launch.plugins.prove.small import SmallRun, reference, resharded_runs, resumed_run, small_run
 from fp8launch.plugins.prove.trials import Trial, by_relevance, trials_of
+from fp8launch.plugins.prove.uneven import stages_were_evened
 
 # Weights of a second attempt: rounding may change the route of a token that two experts want equally.
 SEEDS = (1, 2)
@@ -97,7 +98,10 @@ def work_of(part: Part, onwards: Sequence[Part]) -> Work:
     reshards = []
     for other in onwards:
         before, after = resharded_runs(part.values, layout, other.values, other.seen.layout)
-        reshards.append(Reshard(f"{layout_text(before.layout)} to {layout_text(after.layout)}", before, after))
+        title = f"{layout_text(before.layout)} to {layout_text(after.layout)}"
+        if stages_were_evened(part.values, before.values) or stages_were_evened(other.values, after.values):
+            title += " (with evenly divided stages)"
+        reshards.append(Reshard(title, before, after))
     return Work(
         part.seen.args.version,
         part.device,
