@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from megatron_sites import megatron_site
 from support import path_without_slurm
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,8 @@ def shell_env(tmp_path: Path) -> dict[str, str]:
 def test_commands_work(page: Path, shell_env: dict[str, str], tmp_path: Path) -> None:
     for name in ("recipes", "slurm", "tools", "docs", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/my-megatron").symlink_to(megatron_site("0.19"))
     for line in commands(page):
         if line.startswith("make "):
             continue  # the set-up itself: `make test` is what runs this test, `make demo` runs below

@@ -42,6 +42,7 @@ EXCEPTIONS = {
     "plugins/data/sources.py:row_groups": "pyarrow reads the end of the file; `find_files` takes regular files only",
     "plugins/data/tokenizer.py:HuggingFaceEncoder.__init__": "the file's size was limited for its checksum",
     "plugins/data/workers.py:resident_bytes": KERNEL,
+    "plugins/forks/store.py:fork_of": "in the user's own configuration folder",
     "plugins/bridge/attributes.py:_shapes": OWN_DATA,
     "plugins/bridge/fields.py:fields_of": OWN_DATA,
     "plugins/bridge/index.py:_read": OWN_DATA,

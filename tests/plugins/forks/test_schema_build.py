@@ -90,6 +90,13 @@ def schema_of(root: Path) -> FlagSchema:
     return FlagSchema("0", (), {}, by_spelling(found.flags.values()))
 
 
+@pytest.mark.parametrize("default", ["((9**64)**64)**64", "9**64 * 9**64 * 'x'", "'x' * 10**10"])
+def test_arithmetic_that_would_take_all_memory_is_not_done(fork: Path, default: str) -> None:
+    file = fork / "megatron/training/arguments.py"
+    file.write_text(file.read_text().replace("default=compute()", f"default={default}"))
+    assert "unread" in read_flags(fork).flags["--rate"]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("minor", supported_versions())
 def test_the_text_shows_the_flags_of_the_parser(minor: str) -> None:
     """The flags in the text of a release are those of its parser, except what Python computes at start."""

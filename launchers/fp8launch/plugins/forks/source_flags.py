@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8launch.plugins.forks.source_tree import Module, SourceTree, Unreadable
+from fp8launch.injob.regular_files import read_regular
+from fp8launch.plugins.forks.source_tree import MAX_BYTES, Module, SourceTree, Unreadable
 
 # Where Megatron-Core and older releases of Megatron-LM define their parser, and the functions that build it.
 _ENTRIES = (
@@ -44,9 +45,10 @@ def read_flags(root: Path) -> SourceFlags | None:
 def version_in(root: Path) -> str | None:
     """Return the version of Megatron-Core that a source tree states."""
     file = root / "megatron" / "core" / "package_info.py"
-    if not file.is_file():
+    try:
+        text = read_regular(file, MAX_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
         return None
-    text = file.read_text(encoding="utf-8", errors="replace")
     parts = dict(re.findall(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", text, re.MULTILINE))
     if len(parts) != 3:
         return None

@@ -8,15 +8,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.regular_files import read_regular
+
 MAX_BYTES = 4 << 20
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
+    ast.Mult: lambda one, other: one * other if _small(one) and _small(other) else None,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Pow: lambda base, exponent: base**exponent if abs(exponent) <= 64 else None,
+    ast.Pow: lambda base, exponent: base**exponent if _small(base) and abs(exponent) <= 64 else None,
 }
+
+
+def _small(value: Any) -> bool:
+    """Return whether arithmetic with a value takes no time and no memory to speak of."""
+    return isinstance(value, int | float) and abs(value) < 1 << 64
 
 
 class Unreadable(Exception):
@@ -84,10 +91,8 @@ class SourceTree:
             # A link may lead out of the tree.
             if not file.is_file() or not file.resolve().is_relative_to(self.root.resolve()):
                 continue
-            if file.stat().st_size > MAX_BYTES:
-                return None
             try:
-                return Module(name, is_package, ast.parse(file.read_bytes()))
+                return Module(name, is_package, ast.parse(read_regular(file, MAX_BYTES)))
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 return None
         return None
