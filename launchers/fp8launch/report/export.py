@@ -226,7 +226,7 @@ def remarks(comparison: Comparison) -> list[str]:
                 text += ", or two single runs differ by less than twice the sum of their ±"
             lines.append(text)
     if comparison.good:
-        lines.append(f"±: {_meaning_of_spread(comparison)}")
+        lines.append(f"±: {meaning_of_spread(comparison)}")
     if comparison.about_loss:
         text = "loss at the end: mean of the last 10 % of the iterations, at least 5"
         if any(row.loss and row.loss.seeds > 1 for row in comparison.rows):
@@ -242,7 +242,7 @@ def remarks(comparison: Comparison) -> list[str]:
     return [*lines, *comparison.notes]
 
 
-def _meaning_of_spread(comparison: Comparison) -> str:
+def meaning_of_spread(comparison: Comparison) -> str:
     counts = [len(row.good) for row in comparison.good]
     single = "half the interquartile range of a run's iterations"
     if max(counts) < 2:

@@ -14,12 +14,14 @@ from fp8launch.plugins.plots.style import (
     Lines,
     Panel,
     Picture,
+    TimeUnit,
     curve_panels,
     few_ticks,
     left_out,
     plain,
     thinned,
     thousands,
+    time_unit,
 )
 from fp8launch.report.losses import Point, finite_losses, smooth, values_of
 from fp8launch.report.parity import Parity
@@ -33,6 +35,8 @@ T = TypeVar("T")
 _FRAME = 2.0
 # With more rows than this, step times over iterations are not drawn.
 MOST_STEP_TIMES = 24
+# Bands of more curves than this cover each other.
+MOST_BANDS = 2
 
 
 def curve_key(row: Row, encoding: Encoding, lines: Lines, value: str) -> Key:
@@ -100,17 +104,19 @@ def step_time_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]
     if not shown or len(shown) > MOST_STEP_TIMES:
         return []
     found = []
+    unit = time_unit([statistics.median(values_of(step_times(run))) for run in runs.values()])
     for title, same, lines in curve_panels(shown, encoding):
         curves, keys = [], []
         for row in same:
             run = runs[row.name]
             points = step_times(run)
-            median = statistics.median(values_of(points))
-            key = curve_key(row, encoding, lines, f"{median:,.1f} ms")
+            key = curve_key(row, encoding, lines, _typical(values_of(points), unit))
             curves.append((run, points, key))
             keys.append(key)
-        found.append(Panel(partial(_draw_step_times, curves=curves), title, tuple(keys)))
-    note = "rolling median, 10 to 90 % of the iterations shaded"
+        found.append(Panel(partial(_draw_step_times, curves=curves, unit=unit), title, tuple(keys)))
+    note = "rolling median; in the legend the median and the range of 80 % of the iterations"
+    if any(len(panel.keys) <= MOST_BANDS for panel in found):
+        note += ", shaded for up to two curves"
     remark = "; ".join(filter(None, (note, left_out(missing, "too few iterations"))))
     return [Picture("step_time", "Step time over iterations", tuple(found), (), remark)]
 
@@ -122,15 +128,25 @@ def _first_with_step_times(row: Row) -> RunReport | None:
     return None
 
 
-def _draw_step_times(ax: Any, curves: Sequence[tuple[RunReport, list[Point], Key]]) -> None:
+def _typical(times_ms: Sequence[float], unit: TimeUnit) -> str:
+    """Return the median and the 10 % and 90 % quantiles as text."""
+    ordered = sorted(times_ms)
+    last = len(ordered) - 1
+    low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
+    return f"{unit.text(statistics.median(ordered))} ({low * unit.per_ms:,.1f} to {high * unit.per_ms:,.1f})"
+
+
+def _draw_step_times(ax: Any, curves: Sequence[tuple[RunReport, list[Point], Key]], unit: TimeUnit) -> None:
     top = 0.0
     every: list[float] = []
-    for i, (_, points, key) in enumerate(curves):
+    for i, (_, in_ms, key) in enumerate(curves):
+        points = [(number, ms * unit.per_ms) for number, ms in in_ms]
         values = values_of(points)
         every += values
         window = max(9, len(points) // 15) | 1
         numbers, low, middle, high = zip(*thinned(rolling(points, window)), strict=True)
-        ax.fill_between(numbers, low, high, color=key.colour, alpha=0.18, linewidth=0)
+        if len(curves) <= MOST_BANDS:
+            ax.fill_between(numbers, low, high, color=key.colour, alpha=0.18, linewidth=0)
         draw_curve(ax, list(zip(numbers, middle, strict=True)), key, i, len(curves))
         top = max(top, min(1.1 * max(high), _FRAME * statistics.median(values)), 1.1 * max(middle))
     beyond = sum(value > top for value in every)
@@ -140,7 +156,7 @@ def _draw_step_times(ax: Any, curves: Sequence[tuple[RunReport, list[Point], Key
     if beyond:
         label += f" ({beyond} of them beyond the frame)"
     ax.set_xlabel(label)
-    ax.set_ylabel("step time (ms)")
+    ax.set_ylabel(f"step time ({unit.name})")
     ax.yaxis.set_major_formatter(thousands())
     ax.xaxis.set_major_locator(few_ticks())
 
@@ -319,6 +335,7 @@ def parity_pictures(rows: Sequence[Row], parities: Sequence[Parity], encoding: E
     if not shown:
         return []
     found = []
+    unknown = False
     for title, same, lines in curve_panels(shown, encoding):
         curves, keys, bases = [], [], set()
         noise: float | None = None
@@ -331,14 +348,17 @@ def parity_pictures(rows: Sequence[Row], parities: Sequence[Parity], encoding: E
             if parity.noise is not None:
                 noise = max(noise or 0.0, parity.noise)
         if noise is None:
-            keys.append(Key("between iterations (10 to 90 %); single runs: noise not known", INK, shape="band"))
+            unknown = True
+            if len(curves) <= MOST_BANDS:
+                keys.append(Key("10 to 90 % of the iterations", INK, shape="band"))
         else:
             keys.append(Key(f"noise between repeats: ±{100 * noise:.2f} % (95 %)", INK, shape="band"))
         tolerance = curves[0][0].tolerance
         keys.append(Key(f"tolerance: ±{100 * tolerance:g} %", INK, ":"))
         draw = partial(_draw_parity, curves=curves, noise=noise, baseline=" or ".join(sorted(bases)))
         found.append(Panel(draw, title, tuple(keys)))
-    remark = left_out(missing, "too short or not comparable")
+    note = "single runs: the noise between runs is not known" if unknown else ""
+    remark = "; ".join(filter(None, (note, left_out(missing, "too short or not comparable"))))
     return [Picture("parity", "Loss relative to the baseline", tuple(found), (), remark)]
 
 
@@ -367,7 +387,7 @@ def _draw_parity(ax: Any, curves: Sequence[tuple[Parity, Key]], noise: float | N
     reach = 0.0
     for i, (parity, key) in enumerate(curves):
         points = _percent(parity.iterations, parity.smoothed)
-        if noise is None and len(curves) <= 4:
+        if noise is None and len(curves) <= MOST_BANDS:
             each = _percent(parity.iterations, parity.difference)
             numbers, low, _, high = zip(*thinned(rolling(each, max(9, parity.window))), strict=True)
             ax.fill_between(numbers, low, high, color=key.colour, alpha=0.15, linewidth=0)

@@ -21,16 +21,18 @@ from fp8launch.plugins.plots.row_pictures import (
     LOSS,
     MEMORY,
     MOST_BARS,
-    STEP_TIME,
     THROUGHPUT,
     bar_picture,
     scaling_pictures,
     sequence_pictures,
+    step_time_bars,
     swept_loss_pictures,
 )
+from fp8launch.plugins.plots.setup import setup_line
 from fp8launch.plugins.plots.style import HEIGHT, INK, WIDTH, Key, Panel, Picture, encode
 from fp8launch.report.columns import shows_speedup
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.export import meaning_of_spread
 from fp8launch.report.rows import Row
 from fp8launch.rundir.atomic_io import write_atomically
 
@@ -66,10 +68,11 @@ def pictures(comparison: Comparison) -> list[Picture]:
     learning = loss_pictures(every, encoding) + parity_pictures(every, comparison.parities, encoding)
     lines = sequence_pictures(rows, encoding, memory=len(rows) > MOST_BARS)
     speed: list[Picture] = []
-    if not (lines and len(rows) > MOST_BARS):
-        speed += bar_picture(rows, encoding, THROUGHPUT)
+    if rows and not (lines and len(rows) > MOST_BARS):
+        spread = f"error bars: {meaning_of_spread(comparison)}"
+        speed += bar_picture(rows, encoding, replace(THROUGHPUT, remark=spread))
         if any(row.step_time and not row.tokens for row in rows):
-            speed += bar_picture(rows, encoding, STEP_TIME)
+            speed += bar_picture(rows, encoding, replace(step_time_bars(rows), remark=spread))
     speed += [*lines, *scaling_pictures(rows, encoding), *step_time_pictures(every, encoding)]
     memory = []
     if not any(picture.name == "sequence_memory" for picture in lines):
@@ -103,13 +106,13 @@ def write_plots(comparison: Comparison, target: Path) -> list[Path]:
     if not found:
         raise error("nothing-to-plot", "no run has numbers to plot", "--plot")
     if single:
-        save_figure(figure_of(found), target, DPI)
+        save_figure(figure_of(found, setup_line(comparison)), target, DPI)
         return [target]
     target.mkdir(parents=True, exist_ok=True)
     files = []
     for picture in found:
         file = target / f"{picture.name}.png"
-        save_figure(figure_of([picture]), file, DPI)
+        save_figure(figure_of([picture], setup_line(comparison)), file, DPI)
         files.append(file)
     return files
 
@@ -177,16 +180,22 @@ def _share(figure: Any, left: float, bottom: float, width: float, height: float)
     return left / across, bottom / up, width / across, height / up
 
 
-def figure_of(found: Sequence[Picture]) -> Any:
-    """Draw plots below each other, or side by side if they are narrow, each with its title and legends."""
+def figure_of(found: Sequence[Picture], heading: str = "") -> Any:
+    """Draw plots below each other, or side by side if they are narrow, each with its title and legends.
+
+    `heading` says above them what was measured.
+    """
     from matplotlib.figure import Figure
 
     rows = list(_packed(found))
     across = max(map(_across, rows))
     heights = [max(map(_height, row)) for row in rows]
+    heading = _wrapped(heading, across)
+    above = _LINE * (heading.count("\n") + 1) + 0.15 if heading else 0.0
     top = sum(heights)
     with _style():
-        figure = Figure(figsize=(WIDTH * across, top))
+        figure = Figure(figsize=(WIDTH * across, top + above))
+        _text(figure, 0.12, top + above - 0.1, heading, fontsize=8.5)
         for row, height in zip(rows, heights, strict=True):
             left = 0.0
             for picture in row:

@@ -13,6 +13,7 @@ from itertools import count, zip_longest
 from fp8launch import __version__
 from fp8launch.plugins.plots.figures import available, panel_figure, pictures
 from fp8launch.plugins.plots.row_pictures import MOST_BARS
+from fp8launch.plugins.plots.setup import setup_of
 from fp8launch.plugins.plots.style import INK, Key, Panel, Picture
 from fp8launch.report.columns import NONE, main_table
 from fp8launch.report.comparison import Comparison
@@ -158,7 +159,9 @@ main { max-width: 1280px; margin: 0 auto; padding: 1rem }
 h1 { font-size: 1.35rem; line-height: 1.35; margin: .4rem 0; max-width: 60rem }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
 h3 { font-size: 1rem; margin: 0 } h4 { font-size: .88rem; font-weight: 600; margin: 0 }
-p, li, h1, h4 { overflow-wrap: anywhere }
+p, li, h1, h4, dd { overflow-wrap: anywhere }
+dl { display: flex; flex-wrap: wrap; gap: .3rem 1.8rem; margin: .6rem 0 } dd { margin: 0; font-weight: 600 }
+dt { color: var(--quiet); font-size: .8rem }
 .quiet { color: var(--quiet); font-size: .9rem; margin: .3rem 0 }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; width: 100% }
@@ -185,6 +188,7 @@ pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 
   .w2, .w3 { grid-column: span 2 } }
 @media (min-width: 1080px) { .pictures, .w3 .panels { grid-template-columns: 1fr 1fr 1fr } .w3 { grid-column: span 3 } }
 @media (max-width: 719px) {
+  main { display: flex; flex-direction: column } header { order: -2 } .drawn { order: -1 }
   .scroll { border: 0 } table, tbody, tr, td, tbody th { display: block } thead { display: none }
   tr { border: 1px solid var(--line); border-radius: 6px; margin: 0 0 .7rem; overflow: hidden }
   tbody th { position: static; background: var(--soft) }
@@ -206,6 +210,7 @@ def to_html(comparison: Comparison) -> str:
     if phases:
         tables.append(_section("Phases", _html_table(phases)))
     drawn = _pictures(comparison)
+    # On a phone, where each row of the table is a card, the style sheet moves the pictures up.
     parts = [_head(comparison), *tables, *drawn]
     if len(comparison.rows) > MOST_BARS:
         # Pictures are easier to read than a long table, so they come first.
@@ -238,7 +243,10 @@ def _head(comparison: Comparison) -> str:
     if len(labels) > 4:
         title = f"{len(labels)} variants"
     about = f"Comparison of {title}: {counted(runs, 'run')}. fp8launch {__version__}, {made}"
-    return f"<h1>{html.escape(conclusion(comparison))}</h1>{quiet(about)}"
+    facts = "".join(
+        f"<div><dt>{name}</dt><dd>{breakable(text)}</dd></div>" for name, text in setup_of(comparison).items()
+    )
+    return f"<header><h1>{html.escape(conclusion(comparison))}</h1><dl>{facts}</dl>{quiet(about)}</header>"
 
 
 def _pictures(comparison: Comparison) -> list[str]:
@@ -248,11 +256,12 @@ def _pictures(comparison: Comparison) -> list[str]:
     drawn = "".join(map(picture_html, pictures(comparison)))
     if not drawn:
         return []
-    return [_section("Pictures", f'<div class="pictures">{drawn}</div>')]
+    return [_section("Pictures", f'<div class="pictures">{drawn}</div>', kind="drawn")]
 
 
-def _section(title: str, *body: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{''.join(body)}</section>"
+def _section(title: str, *body: str, kind: str = "") -> str:
+    tag = f'<section class="{kind}">' if kind else "<section>"
+    return f"{tag}<h2>{html.escape(title)}</h2>{''.join(body)}</section>"
 
 
 def _list(lines: Sequence[str]) -> str:

@@ -29,7 +29,9 @@ from fp8launch.plugins.plots.style import (
     lines_of,
     name_bars,
     plain,
+    side_by_side,
     thousands,
+    time_unit,
     world,
 )
 from fp8launch.report.columns import ratio_mark
@@ -120,7 +122,8 @@ def _flops(row: Row) -> str:
         return ""
     text = f"{_number(row.tflops.median)} TFLOP/s"
     if row.mfu:
-        text += f", {100 * row.mfu.median:.0f} % of {row.peak_tflops:g}"
+        share = 100 * row.mfu.median
+        text += f", {share:.{0 if share >= 10 else 1}f} % of {row.peak_tflops:g}"
     return text
 
 
@@ -133,13 +136,20 @@ THROUGHPUT = Bars(
     _flops,
     lambda published: published.tokens_per_s_per_gpu,
 )
-STEP_TIME = Bars(
-    "step_time_bars",
-    "Step time",
-    "ms per iteration",
-    lambda row: value_of(row.step_time),
-    lambda row, value: _with_gain(row, value, ["iterations/s", "samples/s/GPU"]),
-)
+
+
+def step_time_bars(rows: Sequence[Row]) -> Bars:
+    """Return the picture of step times, in seconds if all are long."""
+    unit = time_unit([row.step_time.median for row in rows if row.step_time])
+    return Bars(
+        "step_time_bars",
+        "Step time",
+        f"{unit.name} per iteration",
+        lambda row: value_of(row.step_time, unit.per_ms),
+        lambda row, value: _with_gain(row, value, ["iterations/s", "samples/s/GPU"]),
+    )
+
+
 MEMORY = Bars(
     "memory",
     "Peak memory",
@@ -266,15 +276,18 @@ def sequence_pictures(rows: Sequence[Row], encoding: Encoding, memory: bool) -> 
 
 
 def scaling_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
-    """Return scaling efficiency over GPUs, and aggregate speed if it is not already drawn over the sequence length."""
+    """Return scaling efficiency over GPUs. Without it, return aggregate speed, unless a picture over lengths has it.
+
+    Aggregate speed grows with the GPUs in any case, so that its lines hide how much is lost.
+    """
     over = _Over("scaling", "number of GPUs", "GPUs (log scale)", world, length)
     modes = ", ".join(scaling_modes(rows))
-    unit = f"speed per GPU, % of the fewest GPUs\n({modes} scaling)"
+    unit = f"efficiency (%), {modes} scaling"
     efficiency = Quantity("efficiency", "Scaling efficiency", unit, _efficiency, shared=True, full=100)
-    found = []
-    if len(set(map(length, rows))) < 2:
-        found += _line_picture(rows, encoding, _TOTAL, over)
-    return found + _line_picture(rows, encoding, efficiency, over)
+    found = _line_picture(rows, encoding, efficiency, over)
+    if not found and len(set(map(length, rows))) < 2:
+        found = _line_picture(rows, encoding, _TOTAL, over)
+    return found
 
 
 @dataclass(frozen=True)
@@ -305,6 +318,9 @@ def _line_picture(rows: Sequence[Row], encoding: Encoding, quantity: Quantity, o
     top = None
     if quantity.shared:
         top = _top(shown, quantity)
+    note = ""
+    if quantity.full is not None:
+        note = "speed per GPU relative to the fewest GPUs; bars: 95 % interval"
     panels = []
     for title, same in grouped(shown, encoding.panel).items():
         draw = partial(_draw_lines, rows=same, encoding=encoding, quantity=quantity, over=over, dashes=dashes, top=top)
@@ -315,7 +331,7 @@ def _line_picture(rows: Sequence[Row], encoding: Encoding, quantity: Quantity, o
             f"{quantity.title} over {over.title}",
             tuple(panels),
             (*encoding.keys(shown), *dashes.keys(INK)),
-            left_out(missing, "fewer than two values"),
+            "; ".join(filter(None, (note, left_out(missing, "fewer than two values")))),
         )
     ]
 
@@ -349,7 +365,9 @@ def _draw_lines(
 ) -> None:
     """Draw one line for each colour and dash, with error bars."""
     with_ideal = quantity is _TOTAL and over.size is world
-    for same in _lines(rows, encoding, over).values():
+    groups = list(_lines(rows, encoding, over).values())
+    lowest = quantity.full or 0.0
+    for i, same in enumerate(groups):
         points = []
         for row in same:
             if value := quantity.value(row):
@@ -360,6 +378,10 @@ def _draw_lines(
             dash, marker = "-", "o"
         style: dict[str, Any] = {"color": encoding.colour(same[0]), "linestyle": dash, "marker": marker}
         style["markersize"] = 5
+        lowest = min(lowest, *(number - spread for number, spread in zip(numbers, spreads, strict=True)))
+        if quantity.full is not None:
+            # All lines meet at the ideal value, where error bars would cover each other.
+            style["transform"] = side_by_side(ax, i, len(groups))
         if any(spreads):
             style["yerr"] = spreads
         ax.errorbar(sizes, numbers, linewidth=1.4, elinewidth=0.9, capsize=2.5, **style)
@@ -369,8 +391,13 @@ def _draw_lines(
     if quantity.full is not None:
         ax.axhline(quantity.full, color=INK, linewidth=0.8, linestyle=":")
     doubling_axis(ax, list(filter(None, map(over.size, rows))), over.label)
-    ax.set_ylim(0, 1.08 * (top or _top(rows, quantity)))
     unit = quantity.unit
+    top = top or _top(rows, quantity)
+    bottom = 0.0
+    if quantity.full is not None and lowest > 0.5 * quantity.full:
+        bottom = lowest - 0.2 * (top - lowest)
+        unit += "\n(axis does not start at 0)"
+    ax.set_ylim(bottom, top + 0.08 * (top - bottom))
     if with_ideal:
         unit += "\n(dotted: ideal)"
     ax.set_ylabel(unit)
@@ -450,7 +477,8 @@ def _swept_value(row: Row, name: str) -> float | None:
 
 def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], keys: Sequence[Key], label: str) -> None:
     values, reach = [], []
-    for points, key in zip(lines, keys, strict=True):
+    for i, (points, key) in enumerate(zip(lines, keys, strict=True)):
+        beside = {"transform": side_by_side(ax, i, len(lines))}
         swept, ends, below, above = [], [], [], []
         for value, loss in sorted(points, key=lambda point: point[0]):
             interval = loss.interval
@@ -460,14 +488,22 @@ def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], k
             above.append(interval.high - loss.end if interval else 0.0)
             reach += [loss.end, *loss.seed_values]
             if loss.seeds > 1:
-                ax.plot([value] * loss.seeds, loss.seed_values, ".", color=key.colour, alpha=0.5, markersize=4)
+                ax.plot(
+                    [value] * loss.seeds, loss.seed_values, ".", color=key.colour, alpha=0.5, markersize=4, **beside
+                )
         style = {"color": key.colour, "marker": key.marker, "markersize": 5, "linewidth": 1.4}
-        ax.errorbar(swept, ends, yerr=[below, above], elinewidth=0.9, capsize=2.5, **style)
+        ax.errorbar(swept, ends, yerr=[below, above], elinewidth=0.9, capsize=2.5, **style, **beside)
         values += swept
     numbers = sorted(set(values))
+    # Lines with a transform of their own do not set the scale.
     if numbers[0] > 0 and numbers[-1] >= _WIDE * numbers[0]:
         ax.set_xscale("log")
         ax.minorticks_off()
+        room = (numbers[-1] / numbers[0]) ** 0.07
+        ax.set_xlim(numbers[0] / room, numbers[-1] * room)
+    else:
+        room = 0.07 * (numbers[-1] - numbers[0])
+        ax.set_xlim(numbers[0] - room, numbers[-1] + room)
     if len(numbers) <= 6:
         ax.set_xticks(numbers, [f"{number:g}" for number in numbers])
     ax.set_xlabel(label)

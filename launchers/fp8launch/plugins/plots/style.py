@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 from fp8launch.diagnostics import printable
 from fp8launch.report.rows import Row
@@ -137,6 +137,34 @@ def name_bars(ax: Any, names: Sequence[str], unit: str) -> list[float]:
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_formatter(thousands())
     return positions
+
+
+def side_by_side(ax: Any, i: int, count: int) -> Any:
+    """Return a transform that draws line `i` a few points to the side, so that error bars do not cover each other."""
+    from matplotlib.transforms import ScaledTranslation
+
+    points = 4.0 * (i - (count - 1) / 2)
+    return ax.transData + ScaledTranslation(points / 72, 0, ax.figure.dpi_scale_trans)
+
+
+class TimeUnit(NamedTuple):
+    name: str
+    per_ms: float
+
+    def text(self, ms: float) -> str:
+        """Return a time with its unit, such as `812.4 ms` or `35.1 s`."""
+        return f"{ms * self.per_ms:,.1f} {self.name}"
+
+
+# Times from here on are shown in seconds.
+_LONG_MS = 10_000
+
+
+def time_unit(times_ms: Sequence[float]) -> TimeUnit:
+    """Choose one unit for the times of a picture."""
+    if times_ms and min(times_ms) >= _LONG_MS:
+        return TimeUnit("s", 1e-3)
+    return TimeUnit("ms", 1.0)
 
 
 def thousands() -> Any:

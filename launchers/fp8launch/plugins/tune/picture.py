@@ -1,68 +1,89 @@
-"""The picture of a search: the speed of each trial in order, with its interval."""
+"""The picture of a search: the gain of each trial over the best variant before it, with its interval and verdict."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fp8launch.plugins.plots.figures import save_figure
-from fp8launch.plugins.tune.rows import Row
+from fp8launch.plugins.plots.figures import available, figure_of, save_figure
+from fp8launch.plugins.plots.style import (
+    COLOURS,
+    INK,
+    LABEL,
+    Key,
+    Panel,
+    Picture,
+    bars_height,
+    few_ticks,
+    name_bars,
+    plain,
+)
+from fp8launch.plugins.tune.rows import Row, percent
 
-_KEPT, _LEFT, _PREDICTED, _INK = "#009E73", "#7F8C8D", "#0072B2", "#303338"
+_KEPT, _LEFT, _PREDICTED = COLOURS[2], COLOURS[7], COLOURS[0]
 
 
 def draw(rows: Sequence[Row], title: str, file: Path) -> bool:
     """Draw the measured trials into a file. Return False if matplotlib is missing or nothing was measured."""
-    shown = [row for row in rows if _speed(row) is not None]
-    if not shown or importlib.util.find_spec("matplotlib") is None:
+    shown = [row for row in rows if _speed(row)]
+    if not shown or not available():
         return False
-    from matplotlib.figure import Figure
-
-    unit, speeds = _speeds(shown)
-    figure = Figure(figsize=(7.5, 1.6 + 0.34 * len(shown)), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    ends = list(speeds)
-    for place, (row, speed) in enumerate(zip(shown, speeds, strict=True)):
-        colour = _LEFT
-        if row.kept:
-            colour = _KEPT
-        axes.barh(place, speed, color=colour, alpha=0.85, height=0.62)
-        if row.low and row.high and row.measured:
-            low, high = speed * row.low / row.measured, speed * row.high / row.measured
-            axes.errorbar(speed, place, xerr=[[speed - low], [high - speed]], color=_INK, capsize=3, linewidth=1)
-            ends += [low, high]
-        if row.predicted and row.measured:
-            predicted = speed / row.measured * row.predicted
-            axes.plot(predicted, place, "|", color=_PREDICTED, markersize=14)
-            ends.append(predicted)
-    axes.set_yticks(range(len(shown)), [shown[0].change, *(f"+ {row.change}" for row in shown[1:])])
-    axes.invert_yaxis()
-    left, scale = _left_end(min(ends), max(ends))
-    axes.set_xlim(left, max(ends) + 0.04 * (max(ends) - left))
-    legend = "green: kept, blue mark: predicted, line: 95 % interval"
-    axes.set_xlabel(f"{unit}{scale}\n{legend}", fontsize=8)
-    axes.set_title(title, fontsize=10)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    save_figure(figure, file)
+    save_figure(figure_of([picture(shown)], plain(title)), file, dpi=150)
     return True
 
 
-def _left_end(least: float, most: float) -> tuple[float, str]:
-    """Return where the axis begins and a note: at zero, unless the speeds are too close to distinguish."""
-    if least < 0.7 * most:
-        return 0.0, ""
-    return least - 0.5 * (most - least) - 0.02 * least, " (axis does not begin at zero)"
+def picture(rows: Sequence[Row]) -> Picture:
+    """Return a line for each trial. It shows the number that the verdict rests on: the ratio to the best before it."""
+    names = []
+    for i, row in enumerate(rows):
+        change = row.change if i == 0 else f"+ {row.change}"
+        names.append(f"{plain(change)} · {_speed(row)}")
+    keys = [Key("kept", _KEPT, shape="bar"), Key("not kept", _LEFT, shape="bar")]
+    if any(row.predicted for row in rows):
+        keys.append(Key("predicted", _PREDICTED, "", "D"))
+    panel = Panel(partial(_draw_gains, rows=rows, names=names), tall=bars_height(names), left=0.1)
+    remark = "gain over the best variant before it; line: 95 % interval. A change is kept if its interval is above 0"
+    return Picture("tune", "Gain of each change", (panel,), tuple(keys), remark)
 
 
-def _speed(row: Row) -> float | None:
-    return row.tflops_per_gpu or row.tokens_per_s_per_gpu
+def _draw_gains(ax: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
+    ends = [0.0]
+    positions = name_bars(ax, names, "gain in speed (%)")
+    for row, position in zip(rows, positions, strict=True):
+        colour = _KEPT if row.kept else _LEFT
+        end = gain = _gain(row.measured or 1.0)
+        if row.low and row.high and row.measured:
+            low, end = _gain(row.low), _gain(row.high)
+            ax.errorbar(gain, position, xerr=[[gain - low], [end - gain]], color=colour, elinewidth=1.4, capsize=3)
+            ends += [low, end]
+        ax.plot(gain, position, "o", color=colour, markersize=6)
+        ends.append(gain)
+        if row.predicted:
+            predicted = _gain(row.predicted)
+            ax.plot(predicted, position, "D", color=_PREDICTED, markersize=4, fillstyle="none")
+            ends.append(predicted)
+            end = max(end, predicted)
+        verdict = row.why.partition(":")[0]
+        if row.low:
+            verdict = f"{percent(row.measured or 1.0)}, {verdict}"
+        ax.annotate(verdict, (end, position), (6, 0), va="center", **LABEL)
+    ax.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    ax.spines["left"].set_visible(False)
+    reach = max(ends) - min(ends) or 1.0
+    # Leave room for the verdict to the right of the longest interval.
+    ax.set_xlim(min(ends) - 0.05 * reach, max(ends) + 0.9 * reach)
+    ax.xaxis.set_major_locator(few_ticks(integer=False))
 
 
-def _speeds(rows: Sequence[Row]) -> tuple[str, list[float]]:
-    """Return the unit and the speeds: TFLOP/s/GPU if every row reaches 1, else tokens/s/GPU."""
-    tflops = [row.tflops_per_gpu or 0.0 for row in rows]
-    if min(tflops) >= 1:
-        return "TFLOP/s/GPU", tflops
-    return "tokens/s/GPU", [row.tokens_per_s_per_gpu or 0.0 for row in rows]
+def _gain(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+def _speed(row: Row) -> str:
+    if row.tflops_per_gpu and row.tflops_per_gpu >= 1:
+        return f"{row.tflops_per_gpu:,.1f} TFLOP/s/GPU"
+    if row.tokens_per_s_per_gpu:
+        return f"{row.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    return ""
