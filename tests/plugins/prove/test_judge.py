@@ -105,3 +105,16 @@ def test_copies_of_a_part_must_be_the_same_on_all_ranks() -> None:
     )
     assert not check.ok
     assert "different copies of 1 tensor" in check.detail
+
+
+def test_what_is_not_a_number_agrees_with_nothing() -> None:
+    nan = float("nan")
+    broken = row(second=nan, difference=nan, scale=nan)
+    for low_precision in (False, True):
+        found = different_tensors(PERTURBED, {"a": broken, "b": row()}, low_precision)
+        assert [one.text for one in found] == ["a: not a number"]
+        assert found[0].as_json() == {"tensor": "a", "factor": None, "relative": None}
+    assert not check_norm(nan, {"a": nan}, {"a": broken}).ok
+    assert not check_norm(nan, {"a": 1.0}, {"a": row()}).ok
+    assert not check_loss({"lm loss": 5.0}, {"lm loss": 5.0}, {"lm loss": nan}).ok
+    assert different_copies([{"a (0,)": [1.0, 2.0]}, {"a (0,)": [nan, nan]}])

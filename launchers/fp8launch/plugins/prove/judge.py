@@ -43,10 +43,13 @@ class Difference:
             return f"{self.tensor}: {self.factor:.4g} times"
         if self.relative is None:
             return f"{self.tensor}: another shape"
+        if math.isnan(self.relative):
+            return f"{self.tensor}: not a number"
         return f"{self.tensor}: off by {100 * self.relative:.2g} %"
 
     def as_json(self) -> dict[str, Any]:
-        return {"tensor": self.tensor, "factor": self.factor, "relative": self.relative}
+        relative = self.relative if self.relative is None or math.isfinite(self.relative) else None
+        return {"tensor": self.tensor, "factor": self.factor, "relative": relative}
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,21 @@ def different_tensors(perturbed: Rows, candidate: Rows, low_precision: bool = Fa
         relative = _relative(row)
         own = _relative(perturbed[name]) if name in perturbed else None
         limit = (LOW_MARGIN if low_precision else MARGIN) * max(own or 0.0, usual)
-        scaled = low_precision and row["scale"] is not None and abs(row["scale"] - 1) > LOW_SCALE
-        if relative is None or relative > limit or scaled:
+        scaled = low_precision and row["scale"] is not None and not abs(row["scale"] - 1) <= LOW_SCALE
+        # Nothing is above or below NaN, so what agrees must be shown to be within its limit.
+        if relative is None or not relative <= limit or scaled:
             found.append(Difference(name, _factor(row), relative))
-    return sorted(found, key=lambda one: -(math.inf if one.relative is None else one.relative))
+    return sorted(found, key=_largest_first)
 
 
 def identical_tensors(rows: Rows) -> list[Difference]:
     """Return the tensors that are not the same to the last bit."""
     found = [Difference(name, _factor(row), _relative(row)) for name, row in rows.items() if row["difference"] != 0]
-    return sorted(found, key=lambda one: -(math.inf if one.relative is None else one.relative))
+    return sorted(found, key=_largest_first)
+
+
+def _largest_first(one: Difference) -> float:
+    return -math.inf if one.relative is None or math.isnan(one.relative) else -one.relative
 
 
 def _relative(row: Mapping[str, Any]) -> float | None:
@@ -165,8 +173,9 @@ def different_copies(ranks: Sequence[Mapping[str, Sequence[float]]]) -> list[Dif
             first = parts.setdefault(part, (norm, total))
             apart = max(abs(norm - first[0]), abs(total - first[1])) / (first[0] or 1.0)
             tensor = part.partition(" ")[0]
-            largest[tensor] = max(largest.get(tensor, 0.0), apart)
-    return [Difference(tensor, None, apart) for tensor, apart in largest.items() if apart > NORM_MARGIN]
+            if not apart <= largest.get(tensor, NORM_MARGIN):
+                largest[tensor] = apart
+    return [Difference(tensor, None, apart) for tensor, apart in largest.items()]
 
 
 def check_norm(logged: float, members: Mapping[str, float], gradients: Rows) -> Check:
@@ -177,15 +186,16 @@ def check_norm(logged: float, members: Mapping[str, float], gradients: Rows) -> 
     wrong = []
     for name, row in gradients.items():
         own, seen = row["second"], members.get(name, 0.0)
-        if own is not None and abs(seen - own) > NORM_MARGIN * max(own, seen):
-            wrong.append(Difference(name, seen / own if own else None, abs(seen - own) / own if own else None))
+        if own is not None and not abs(seen - own) <= NORM_MARGIN * max(own, seen):
+            factor = seen / own if own and math.isfinite(seen / own) else None
+            wrong.append(Difference(name, factor, abs(seen - own) / own if own else None))
     whole = sum(row["second"] ** 2 for row in gradients.values() if row["second"] is not None) ** 0.5
     if wrong:
         detail = (
             f"{len(wrong)} of {len(gradients)} tensors are not counted once in the norm ({logged:.6g}, not {whole:.6g})"
         )
         return Check("grad_norm", False, detail, tuple(wrong))
-    if abs(logged - whole) > NORM_MARGIN * whole:
+    if not abs(logged - whole) <= NORM_MARGIN * whole:
         return Check("grad_norm", False, f"{logged:.7g} is logged, but the gradients have the norm {whole:.7g}")
     return Check("grad_norm", True, f"{logged:.6g}, with each of {len(gradients)} tensors counted once")
 
