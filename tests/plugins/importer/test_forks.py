@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from fp8launch import engines
-from fp8launch.diagnostics import UserError
+from fp8launch.diagnostics import Problem, UserError
+from fp8launch.megatron.flag_problems import unknown_flag
+from fp8launch.plugins.importer import from_argv
 from fp8launch.plugins.importer.from_argv import import_text
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import recipe_class
@@ -130,3 +132,19 @@ def test_escapes_of_ansi_c_quotes() -> None:
     recipe, _ = imported(f"torchrun pretrain_gpt.py --bf16 --save $'/\\x41' --fork $'\\x41b' {SHAPE}")
     assert recipe["checkpoint"]["dir"] == "/A"
     assert recipe["megatron_extra"] == {"fork": "Ab"}
+
+
+def test_a_script_of_unknown_flags_takes_no_longer_than_a_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six thousand of them took ten seconds, in which similar names were looked for."""
+    looked_up = []
+
+    def counted(name: str, *rest: Any) -> Problem:
+        looked_up.append(name)
+        return unknown_flag(name, *rest)
+
+    monkeypatch.setattr(from_argv, "unknown_flag", counted)
+    flags = " ".join(f"--flag-{number} {number}" for number in range(3000))
+    recipe, messages = imported(f"torchrun pretrain_gpt.py --bf16 {flags} {SHAPE}")
+    assert len(recipe["megatron_extra"]) == 3000
+    assert len(looked_up) <= from_argv.MOST_PROBLEMS
+    assert any(message.endswith("and 2900 more; they are passed on under megatron_extra") for message in messages)

@@ -30,6 +30,7 @@ from fp8launch.recipe.schema import Recipe, recipe_class
 from fp8launch.recipe.write_yaml import inline, write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml, resolve_plain_scalar
 from fp8launch.untyped import as_mapping
+from fp8launch.wording import and_more
 
 MOST_PROBLEMS = 100
 
@@ -124,8 +125,9 @@ def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], di
             message = f"{option} is given more than once; the recipe keeps the last one"
             problems.append(Problem("warning", "import-repeated", message, None, "check what the fork makes of it"))
         if name not in extra:
-            hint = unknown_flag(option, schema, None)
-            if hint.fix is None and "; " not in hint.message:
+            # Looking for similar names takes milliseconds, and nobody reads more of them.
+            hint = unknown_flag(option, schema, None) if len(extra) < MOST_PROBLEMS else None
+            if hint is None or (hint.fix is None and "; " not in hint.message):
                 plain.append(option)
             else:
                 message = f"{hint.message}; it is passed on under megatron_extra"
@@ -133,7 +135,7 @@ def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], di
         extra[name] = value
     if plain:
         message = (
-            f"Megatron-Core {schema.minor} has no flag {', '.join(plain)}; "
+            f"Megatron-Core {schema.minor} has no flag {and_more(plain, MOST_PROBLEMS)}; "
             f"{'they are' if len(plain) > 1 else 'it is'} passed on under megatron_extra"
         )
         fix = "check the spelling, and run the fork that has these flags"
