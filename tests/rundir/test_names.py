@@ -284,3 +284,30 @@ def test_what_acts_on_jobs_wants_a_run(site: Path, capsys: pytest.CaptureFixture
     assert run(["cancel", "tiny_cpu"]) == 2
     assert "ambiguous-run" in capsys.readouterr().err
     assert run(["resume", "tiny_cpu"]) == 2
+
+
+@pytest.mark.parametrize(
+    "form", [[], ["--json"], ["--sort", "loss"], ["--columns", "run,job,train.lr"], ["--tag", "x"]]
+)
+def test_a_run_that_is_removed_while_it_is_listed_is_left_out(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    manifest, place = RunFolder.manifest, site / FIRST / "manifest.json"
+    content, reads = place.read_text(), 0
+
+    def removed_at_last(self: RunFolder) -> dict[str, Any]:
+        nonlocal reads
+        if self.run_id == FIRST and (reads := reads + 1) > allowed:
+            place.unlink(missing_ok=True)
+        return manifest(self)
+
+    monkeypatch.setattr(RunFolder, "manifest", removed_at_last)
+    for allowed in range(30):
+        reads = 0
+        place.write_text(content)
+        assert run(["runs", *form]) == 0, allowed
+        shown = capsys.readouterr().out
+        assert SECOND in shown or form[:1] == ["--tag"]
+        if place.exists():
+            break
+    assert 1 < allowed < 29

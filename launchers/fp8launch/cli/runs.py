@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.moment import MOMENT
 from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table, with_options
+from fp8launch.diagnostics import UserError
+from fp8launch.injob.supervisor.run_records import MANIFEST
 from fp8launch.report.progress import duration
 from fp8launch.report.run_selection import Selection, tags_of
 from fp8launch.report.run_status import RunStatus, run_statuses
 from fp8launch.rundir.names import runs_named, study_named
 from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots
+from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Status
 from fp8launch.untyped import as_mapping
+
+T = TypeVar("T")
 
 # Empty columns are left out. On a narrow terminal, the columns in `_DROPPED` are left out as well, in this order.
 _DROPPED = ("backend", "created", "size", "note", "job", "tokens/s/GPU", "loss", "ETA", "iteration", "tags", "title")
@@ -74,14 +79,19 @@ def runs(
     for name in [*chosen, *filter(None, [sort and sort.removeprefix("-")])]:
         _need_column(name)
     named = [run for name in names for run in runs_named(name, say=eprint)]
-    selected = Selection(tags, recipes, since).of(named if names else all_runs())
-    if not names and not states:
-        selected = selected[-last:]
-    found = [status for status in run_statuses(selected) if not states or status.state.status in states]
-    if not names:
-        found = found[-last:]
-    if sort:
-        found = _sorted(found, sort)
+
+    def listed(runs: Sequence[RunFolder]) -> tuple[list[RunStatus], list[dict[str, Any]]]:
+        selected = Selection(tags, recipes, since).of(runs)
+        if not names and not states:
+            selected = selected[-last:]
+        found = [status for status in run_statuses(selected) if not states or status.state.status in states]
+        if not names:
+            found = found[-last:]
+        if sort:
+            found = _sorted(found, sort)
+        return found, [status.as_json() if as_json else _cells(status) for status in found]
+
+    found, rows = listed(named) if names else _of_those_left(listed, all_runs())
     if not names:
         print_problems(damaged())
     for study in filter(None, map(study_named, names)):
@@ -92,16 +102,29 @@ def runs(
                 "submit them"
             )
     if as_json:
-        show_json([status.as_json() for status in found])
+        show_json(rows)
         return
     if not found:
         such = "such " if states or tags or recipes or since is not None else ""
         eprint(f"no {such}runs in {', '.join(map(str, known_roots())) or 'any run root'}")
         return
-    _show(found, chosen)
+    _show(found, rows, chosen)
     if len(found) > 1:
         counts = Counter(status.state.status for status in found)
         eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+
+
+def _of_those_left(work: Callable[[Sequence[RunFolder]], T], runs: Sequence[RunFolder]) -> T:
+    """Return what `work` makes of the runs, without those that somebody removes in the meantime."""
+    left = list(runs)
+    while True:
+        try:
+            return work(left)
+        except UserError as exc:
+            gone = [run for run in left if exc.problems[0].where in (str(run.path), str(run.path / MANIFEST))]
+            if not gone:
+                raise
+            left.remove(gone[0])
 
 
 def _need_column(name: str) -> None:
@@ -137,15 +160,14 @@ def _cell(status: RunStatus, name: str) -> Any:
     return value
 
 
-def _show(found: Sequence[RunStatus], chosen: Sequence[str]) -> None:
+def _show(found: Sequence[RunStatus], table: Sequence[Mapping[str, str]], chosen: Sequence[str]) -> None:
     columns = list(dict.fromkeys(chosen))
     if not columns:
-        table = list(map(_cells, found))
         columns = [name for name in _COLUMNS if name in _ALWAYS or any(map(itemgetter(name), table))]
     rows = []
-    for status in found:
-        cells = [_cell(status, name) for name in columns]
-        rows.append(["" if cell is None else str(cell) for cell in cells])
+    for status, cells in zip(found, table, strict=True):
+        values = [cells[name] if name in _COLUMNS else _cell(status, name) for name in columns]
+        rows.append(["" if value is None else str(value) for value in values])
     unbroken = set(columns) - {"detail", "note"}
     numbers = ("ETA", "loss", "tokens/s/GPU")
     show_table(columns, rows, unbroken=unbroken, drop=() if chosen else _DROPPED, right=numbers)
