@@ -59,7 +59,10 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     "mtp-embedding-tag": (
         ("model.mtp_num_layers=1", "parallel.pp=2", "megatron.decoupled_lr=2.0e-2"), "gradients", "0.17", "0.19",
     ),
-    "expert-rng-resume": ((EXPERTS, "parallel.ep=2", "model.hidden_dropout=0.1"), "resume", "0.19", None),
+    # Nothing draws from the stream that the checkpoint lacks, so the run is the same.
+    "expert-rng-resume, without forced routes": (
+        (EXPERTS, "parallel.ep=2", "model.hidden_dropout=0.1"), "resume", None, "0.19",
+    ),
     "fully-reshardable-buckets": (
         ("megatron={ddp_bucket_size: 1000, dist_ckpt_optim_fully_reshardable: true, overlap_grad_reduce: true}",),
         "resume", "0.19", None,
