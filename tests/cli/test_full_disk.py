@@ -39,11 +39,17 @@ def complaint(arguments: str) -> str:
         ("compare a.log --md out.md", "out.md"),
         pytest.param(
             "export a.log --to tensorboard --dir out", "out/fp8launch/a",
-            marks=pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="needs tensorboard"),
+            marks=[
+                pytest.mark.needs_plugin("export"),
+                pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="needs tensorboard"),
+            ],
         ),
         pytest.param(
             "compare a.log --plot out.png", "out.png",
-            marks=pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="needs matplotlib"),
+            marks=[
+                pytest.mark.needs_plugin("plots"),
+                pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="needs matplotlib"),
+            ],
         ),
     ],
 )  # fmt: skip
@@ -52,7 +58,15 @@ def test_a_full_disk_names_the_file(folder: Path, arguments: str, file: str) -> 
     assert not (folder / file).is_file()
 
 
-@pytest.mark.parametrize("arguments", ["import launch.sh", "compare a.log", "compare a.log --json", "recipes"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param("import launch.sh", marks=pytest.mark.needs_plugin("importer")),
+        "compare a.log",
+        "compare a.log --json",
+        "recipes",
+    ],
+)
 def test_a_full_disk_names_the_file_behind_stdout(folder: Path, arguments: str) -> None:
     assert complaint(f"{arguments} > out.txt") == f"fp8launch: {folder}/out.txt: {TOO_LARGE}"
 
@@ -61,7 +75,9 @@ def test_a_full_disk_names_the_file_behind_stdout(folder: Path, arguments: str) 
     ("arguments", "file"),
     [
         ("compare a.log --csv /proc/out.csv", "/proc/out.csv"),
-        ("init recipe tiny --gpu cpu --out /proc/r.yaml", "/proc/r.yaml"),
+        pytest.param(
+            "init recipe tiny --gpu cpu --out /proc/r.yaml", "/proc/r.yaml", marks=pytest.mark.needs_plugin("init")
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_written_is_not_a_temporary_file(folder: Path, arguments: str, file: str) -> None:

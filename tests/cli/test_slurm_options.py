@@ -110,6 +110,7 @@ def test_what_slurm_refuses_is_blamed_on_the_option(profile: Path) -> None:
     assert found.blamed(own) == own
 
 
+@pytest.mark.needs_plugin("ssh")
 def test_remote_is_blamed_for_its_cluster(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--remote", "nosuch", "runs"]) == 2
     assert "--remote: error: no cluster profile 'nosuch'" in capsys.readouterr().err

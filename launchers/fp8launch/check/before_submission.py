@@ -64,7 +64,7 @@ def check_before_submission(
     notes = []
     # A profile requests a layer with a section named after the layer's option.
     for option, plugin in plugin_registry.absent("check_layers").items():
-        if getattr(cluster, option, None) is not None:
+        if getattr(cluster, option, None):
             notes.append(f"the cluster profile has `{option}`, but the plugin {plugin} is not active")
     for result in results:
         state = result.layers["megatron"]
