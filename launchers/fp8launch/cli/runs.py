@@ -6,25 +6,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 
 from fp8launch.cli import complete
 from fp8launch.cli.moment import MOMENT
 from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table, with_options
-from fp8launch.diagnostics import UserError
-from fp8launch.injob.supervisor.run_records import MANIFEST
 from fp8launch.report.progress import duration
 from fp8launch.report.run_selection import Selection, tags_of
-from fp8launch.report.run_status import RunStatus, run_statuses
+from fp8launch.report.run_status import RunStatus, run_statuses, without_removed
 from fp8launch.rundir.names import runs_named, study_named
 from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Status
 from fp8launch.untyped import as_mapping
-
-T = TypeVar("T")
 
 # Empty columns are left out. On a narrow terminal, the columns in `_DROPPED` are left out as well, in this order.
 _DROPPED = ("backend", "created", "size", "note", "job", "tokens/s/GPU", "loss", "ETA", "iteration", "tags", "title")
@@ -91,7 +87,7 @@ def runs(
             found = _sorted(found, sort)
         return found, [status.as_json() if as_json else _cells(status) for status in found]
 
-    found, rows = listed(named) if names else _of_those_left(listed, all_runs())
+    found, rows = listed(named) if names else without_removed(listed, all_runs())
     if not names:
         print_problems(damaged())
     for study in filter(None, map(study_named, names)):
@@ -112,19 +108,6 @@ def runs(
     if len(found) > 1:
         counts = Counter(status.state.status for status in found)
         eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
-
-
-def _of_those_left(work: Callable[[Sequence[RunFolder]], T], runs: Sequence[RunFolder]) -> T:
-    """Return what `work` makes of the runs, without those that somebody removes in the meantime."""
-    left = list(runs)
-    while True:
-        try:
-            return work(left)
-        except UserError as exc:
-            gone = [run for run in left if exc.problems[0].where in (str(run.path), str(run.path / MANIFEST))]
-            if not gone:
-                raise
-            left.remove(gone[0])
 
 
 def _need_column(name: str) -> None:
