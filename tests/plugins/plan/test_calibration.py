@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,15 @@ from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import gpu
-from fp8launch.plugins.plan.calibration import corrected, corrections, keep, parsed, rates_file, reference_rates
+from fp8launch.plugins.plan.calibration import (
+    PROGRAM,
+    corrected,
+    corrections,
+    keep,
+    parsed,
+    rates_file,
+    reference_rates,
+)
 from fp8launch.plugins.plan.speeds import speeds
 
 H200 = "NVIDIA H200"
@@ -122,3 +133,27 @@ def test_the_program_measures_a_cpu_truthfully_and_its_rates_are_not_kept(
     assert "attention" in shown and "GB/s" in shown
     assert "the rates are of 'cpu'" in shown and "Traceback" not in shown
     assert not rates_file(Cluster(name="site")).exists()
+
+
+@pytest.mark.parametrize(
+    ("torch", "where", "said"),
+    [
+        ("raise ImportError('no libtorch')", "rates.json", "rates.py needs torch: no libtorch"),
+        (None, "missing/rates.json", "missing/rates.json: cannot be written: No such file or directory"),
+    ],
+)
+def test_a_measurement_that_cannot_run_says_why(tmp_path: Path, torch: str | None, where: str, said: str) -> None:
+    if torch is None:
+        pytest.importorskip("torch")
+    else:
+        (tmp_path / "torch.py").write_text(torch)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), where],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr and "Traceback" not in done.stderr

@@ -21,8 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.functional import scaled_dot_product_attention
+try:
+    import torch
+except ImportError as exc:
+    sys.exit(f"rates.py needs torch: {exc}")
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -117,6 +119,7 @@ def matrix_products(kind: str, make: Callable[[int, int, int, bool], Callable[[]
 def attention() -> list[Row]:
     """Return TFLOP/s of both passes under a causal mask: 2.5 times the FLOPs of the forward pass backward."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
 
     heads, width = 16, 128
     backend = SDPBackend.CUDNN_ATTENTION if ON_GPU else SDPBackend.FLASH_ATTENTION
@@ -221,8 +224,9 @@ def measured() -> dict[str, Any]:
     for name, part in PARTS:
         try:
             rates += part()
-        except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as exc:
-            skipped[name] = str(exc).splitlines()[0][:200]
+        except Exception as exc:  # releases of torch differ in what they raise for a kernel that they do not have
+            message = str(exc).strip() or type(exc).__name__
+            skipped[name] = message.splitlines()[0][:200]
             print(f"{name:10s} skipped: {skipped[name]}", file=sys.stderr, flush=True)
     return {
         "format": 1,
@@ -243,8 +247,13 @@ def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: rates.py FILE", file=sys.stderr)
         return 2
-    text = json.dumps(measured(), indent=1)
-    Path(sys.argv[1]).write_text(text + "\n", encoding="utf-8")
+    try:
+        # Opened first, so that a path that cannot be written is reported before two minutes of measurements.
+        with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
+            file.write(json.dumps(measured(), indent=1) + "\n")
+    except OSError as exc:
+        print(f"rates.py: {sys.argv[1]}: cannot be written: {exc.strerror}", file=sys.stderr)
+        return 1
     return 0
 
 
