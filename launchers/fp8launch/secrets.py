@@ -45,7 +45,7 @@ _ABOUT = {
 _OTHER_KINDS = {
     "BACKWARD", "BOS", "BWD", "CACHE", "DECAY", "DISABLE", "DISPATCH", "DROP", "ENABLE", "EOD", "EOS", "FIM", "FORWARD",
     "FWD", "IMPLICIT", "MASK", "MAX", "MIN", "NUM", "PAD", "PER", "PRIMARY", "PUBLIC", "QUERY", "SEQ", "SORT",
-    "SPECIAL", "TOTAL", "TRAIN", "UNK", "USE", "VALUE",
+    "SPECIAL", "TOTAL", "TRAIN", "UNK", "USE", "VALUE", "WARMUP",
 }  # fmt: skip
 # Bash sets COMP_KEY to the key that requested a completion.
 _NOT_SECRET = {"CWD", "OLDPWD", "PWD", "TOKENS", "COMP_KEY"}

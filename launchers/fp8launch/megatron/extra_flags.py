@@ -71,8 +71,8 @@ def extra_arguments(
 
 
 def _only_of_fork(flag: Flag, option: str, value: FlagValue, schema: FlagSchema) -> bool:
-    """Return whether Megatron has the flag, but not this choice."""
-    return flag.choices is not None and not isinstance(value, bool) and bool(check_values({option: value}, schema))
+    """Return whether Megatron has the flag, but refuses this value."""
+    return flag.takes_value and not isinstance(value, bool) and bool(check_values({option: value}, schema))
 
 
 def _texts(value: FlagValue) -> list[str]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8launch import engines
+from fp8launch import cli, engines
 from fp8launch.diagnostics import Problem, UserError
 from fp8launch.megatron.flag_problems import unknown_flag
+from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.importer import from_argv
 from fp8launch.plugins.importer.from_argv import import_text
+from fp8launch.plugins.importer.launch_script import ScriptStart, read_launch
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.yaml_source import parse_yaml
@@ -148,3 +153,142 @@ def test_a_script_of_unknown_flags_takes_no_longer_than_a_usual_one(monkeypatch:
     assert len(recipe["megatron_extra"]) == 3000
     assert len(looked_up) <= from_argv.MOST_PROBLEMS
     assert any(message.endswith("and 2900 more; they are passed on under megatron_extra") for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        # Each script prints its arguments with bash, in the same way as it starts training.
+        ('run() { N=$1; shift; show --num-layers $N "$@"; }\nrun 2 --bf16', [], "--num-layers 2 --bf16"),
+        ('show --num-layers ${1} --lr "$3"', ["7", "b", "1 2"], "--num-layers 7 --lr 1 2"),
+        ('R=\nwhile [[ $# -gt 0 ]]; do case $1 in -n) N=$2; shift 2;; *) R="$R $1"; shift;; esac; done\n'
+         "show --num-layers $N $R",
+         ["-n", "9", "--bf16"], "--num-layers 9 --bf16"),
+        ("set -- 3 4\nshow --num-layers $2 --hidden-size $#", ["1"], "--num-layers 4 --hidden-size 2"),
+        ('if [ $1 = 7B ]; then N=32; elif [ $1 = 1B ]; then N=16; fi\nshow --num-layers $N', ["1B"], "--num-layers 16"),
+        ('if [ -z $LAYERS ]; then LAYERS=5; fi\nshow --num-layers $LAYERS', [], "--num-layers 5"),
+        ('A=\nfor N in 1 2 3; do A="$A $N"; done\nshow --num-layers 2 --data-path$A', [],
+         "--num-layers 2 --data-path 1 2 3"),
+        ("i=0\nuntil [ $i -ge 4 ]; do i=$((i+1)); done\nshow --num-layers $i", [], "--num-layers 4"),
+        ('f() { show --num-layers $1; }\nf 3 "$@"\nM=$1', ["8"], "--num-layers 3"),
+    ],
+)  # fmt: skip
+def test_arguments_are_those_of_bash(
+    script: str, arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "show").write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    (tmp_path / "show").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script, "job.sh", *arguments], capture_output=True, text=True, env=env)
+    assert done.stdout == f"{expected}\n", done.stderr
+    job = tmp_path / "job.sh"
+    job.write_text(script.replace("show ", "torchrun pretrain_gpt.py --seq-length 8 "))
+    launch = read_launch(job.read_text(), "job.sh", load_schema("0.19"), ScriptStart(arguments or None))
+    assert " ".join(launch.argv) == f"--seq-length 8 {expected}"
+    assert cli.run(["import", str(job), "--", *arguments]) in (0, 1)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_variables_of_the_shell_that_starts_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.sh"
+    job.write_text("torchrun pretrain_gpt.py --bf16 --num-layers $LAYERS --save ${SAVE:-/a}")
+    assert cli.run(["import", str(job), "--env", "LAYERS=3", "--env", "SAVE=/b=c"]) == 0
+    recipe = parse_yaml(capsys.readouterr().out, "recipe").plain()
+    assert (recipe["model"]["num_layers"], recipe["checkpoint"]["dir"]) == (3, "/b=c")
+    assert cli.run(["import", str(job), "--env", "LAYERS"]) == 2
+    assert "write --env NAME=VALUE" in capsys.readouterr().err
+
+
+def test_numbers_that_no_shell_reads_are_left_out() -> None:
+    recipe, messages = imported(f"N=1_000\ntorchrun pretrain_gpt.py --bf16 --train-samples $((N*2)) {SHAPE}")
+    assert "samples" not in recipe.get("train", {})
+    assert any("arithmetic" in message for message in messages)
+
+
+def test_values_of_an_unknown_flag_are_left_out_with_it() -> None:
+    recipe, _ = imported(f"torchrun pretrain_gpt.py --bf16 {SHAPE} --lr 1 --data-$X 1 2 3")
+    assert recipe["train"] == {"lr": 1.0}
+
+
+def test_flags_of_branches_are_named() -> None:
+    text = 'if [ $1 = a ]; then O="--bf16 --lr 1"; else O="--fp16"; fi\n'
+    _, messages = imported(f"{text}torchrun pretrain_gpt.py $O {SHAPE}")
+    assert any("`O=... --bf16 --lr --fp16` is omitted" in message for message in messages)
+    # The program itself may depend on a condition.
+    text = 'if [ $1 = a ]; then P="deepspeed a.py --load /a"; else P="deepspeed b.py --save /b"; fi\n'
+    _, messages = imported(f'{text}eval "$P --bf16 {SHAPE}"')
+    assert any("`P=... --load --save` is omitted" in message for message in messages)
+
+
+def test_placeholders_of_several_words_are_omitted() -> None:
+    flags = f"--bf16 --save $OUT/ckpt --load <PATH TO LOAD> {SHAPE}"
+    recipe, messages = imported(f'OUT="<some dir>/out"\ntorchrun pretrain_gpt.py {flags} >log 2>&1')
+    assert "checkpoint" not in recipe and recipe["model"]["num_layers"] == 2
+    assert any("`--save <some dir>/out/ckpt` is omitted: <some dir> of line 1 is a placeholder" in m for m in messages)
+    assert any("`--load <PATH TO LOAD>` is omitted" in message for message in messages)
+
+
+def test_endless_loops_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(map(str, range(60)))
+    job = tmp_path / "job.sh"
+    loops = "".join(f"for x{n} in {words}; do " for n in range(6)) + "((y++)); " + "done; " * 6
+    job.write_text(f"{loops}\ntorchrun pretrain_gpt.py --bf16 {SHAPE}")
+    assert cli.run(["import", str(job)]) == 2
+    assert "takes more than" in capsys.readouterr().err
+    job.write_text(f"while true; do sleep 1; done\nX=1\ntorchrun pretrain_gpt.py --bf16 {SHAPE}")
+    assert cli.run(["import", str(job)]) == 0
+
+
+FORK = """\
+def add_megatron_arguments(parser):
+    parser.add_argument("--num-layers", type=int)
+    parser.add_argument("--hidden-size", type=int)
+    parser.add_argument("--num-attention-heads", type=int)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--num-experts", type=int, nargs="+", default=[1])
+    parser.add_argument("--optimizer", default="adam", choices=["adam", "ademamix"])
+    parser.add_argument("--fork-rate", type=float)
+    parser.add_argument("--fork-on", action="store_true")
+"""
+
+
+def test_a_fork_by_its_checkout_or_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    core = tmp_path / "my_fork" / "megatron" / "core"
+    training = tmp_path / "my_fork" / "megatron" / "training"
+    for folder in (core, training):
+        folder.mkdir(parents=True)
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 18\nPATCH = 1\n")
+    (training / "arguments.py").write_text(FORK)
+    job = tmp_path / "job.sh"
+    own = "--fork-rate 0.1 --fork-on --optimizer ademamix --num-experts 4 8"
+    job.write_text(f"torchrun pretrain_gpt.py --bf16 {own} {SHAPE}")
+    outputs = []
+    for name in (str(tmp_path / "my_fork"), "my-fork", "0.18+my-fork"):
+        assert cli.run(["import", str(job), "--megatron", name]) == 0
+        out, err = capsys.readouterr()
+        assert "import-extra" not in err
+        outputs.append(out)
+    assert len(set(outputs)) == 1
+    recipe = parse_yaml(outputs[0], "recipe").plain()
+    assert recipe["software"] == {"megatron": "0.18+my-fork"}
+    extra = {"fork_rate": 0.1, "fork_on": True, "optimizer": "ademamix", "num_experts": [4, 8]}
+    assert recipe["megatron_extra"] == extra
+    (tmp_path / "imported.yaml").write_text(outputs[0])
+    cli.run(["check", str(tmp_path / "imported.yaml"), "--json"])
+    codes = {one["code"] for one in json.loads(capsys.readouterr().out)["problems"]}
+    assert not codes & {"extra-flag", "flag-unknown"}
+    # A flag that the fork lacks as well is still reported, by its name.
+    job.write_text(f"torchrun pretrain_gpt.py --bf16 --neither 1 {SHAPE}")
+    assert cli.run(["import", str(job), "--megatron", "my-fork"]) == 0
+    assert "my-fork, Megatron-Core 0.18 has no flag --neither" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["0.16", "0.19+none", "../x", "./none", "", "a b", "0.19+../x"])
+def test_an_unknown_fork(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.sh"
+    job.write_text(f"torchrun pretrain_gpt.py --bf16 {SHAPE}")
+    assert cli.run(["import", str(job), "--megatron", name]) == 2
+    assert "Traceback" not in capsys.readouterr().err

@@ -218,7 +218,7 @@ _CONDITION = "A=... of line {} depends on a condition that is not known here"
             "1: `--data-path 1 /a 2 $B` is omitted: $B of line 1 " + _NOT_SET,
         ),
         (
-            "for L in 1 2; do A=$L; done",
+            "for L in $B 2; do A=$L; done",
             "--bf16 --num-layers $A",
             "--bf16",
             "1: `--num-layers A=...` is omitted: " + _CONDITION.format(1),

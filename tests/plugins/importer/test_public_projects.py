@@ -59,7 +59,7 @@ CASES = {
         (
             "`--num-layers LAYERS=...` is omitted",
             "`--packing-length ${PACK}` is omitted",
-            "`expert_opts=...` is omitted",
+            "`expert_opts=... --num-experts --moe-router-topk` is omitted",
         ),
         ("import-other-command",),
     ),
@@ -132,7 +132,11 @@ CASES = {
             "batch": {"sequence": 1024},
             "precision": {"recipe": "fp16"},
         },
-        ("--num_layers, --hidden_size", "Megatron spells these flags with dashes", "`--save $CKPT` is omitted"),
+        (
+            "--num_layers, --hidden_size",
+            "Megatron spells these flags with dashes",
+            "`--save <Specify path>` is omitted",
+        ),
     ),
     "yaml_and_a_starter.sh": Expected(reported=("nothing-to-import",), exit_code=2),
     "hpu_defaults.sh": Expected(
@@ -170,8 +174,14 @@ CASES = {
     ),
     "a_script_that_writes_one.sh": Expected(reported=("nothing-to-import",), exit_code=2),
     "two_phases.sh": Expected(
-        {"model.num_layers": 12, "batch": {"sequence": 1024}, "resources": {"gpus_per_node": 4}},
-        ("another training command was not imported", "`--train-iters $1` is omitted", "`$@` is omitted"),
+        {
+            "model.num_layers": 12,
+            "batch": {"sequence": 1024},
+            "train": {"iterations": 100},
+            "checkpoint": {"dir": "/ckpt", "interval": 100},
+            "resources": {"gpus_per_node": 4},
+        },
+        ("another training command was not imported",),
     ),
 }
 

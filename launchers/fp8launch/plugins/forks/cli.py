@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from fp8launch.cli.output import echo
-from fp8launch.diagnostics import error
 from fp8launch.megatron.schema import FlagSchema, by_spelling, load_schema
 
 
@@ -24,23 +23,10 @@ def build(path: Path, name: str | None) -> int:
 
     No code of the checkout is run. Recipes then name the fork in software.megatron, such as 0.19+NAME.
     """
-    from fp8launch.plugins.forks.source_flags import read_flags, version_in
-    from fp8launch.plugins.forks.store import label, nearest_version, write
+    from fp8launch.plugins.forks.build import build_schema
 
-    root = path.expanduser().resolve()
-    found = read_flags(root)
-    if found is None or not found.flags:
-        fix = "name the folder that contains the fork's `megatron` package"
-        raise error(
-            "no-megatron-parser", "has no megatron/training/arguments.py or megatron/arguments.py", str(path), fix
-        )
-    short = label(name or root.name)
-    if not short:
-        raise error("fork-name", f"{name or root.name!r} has no letter or digit", "--name", "write --name NAME")
-    in_source = version_in(root)
-    base = nearest_version(in_source)
-    version = f"{base}+{short}"
-    file = write(version, root, in_source or base, found.flags)
+    version, in_source, found, root, file = build_schema(path, name)
+    base = version.partition("+")[0]
     upstream = load_schema(base)
     fork = FlagSchema(in_source or base, (), {}, by_spelling(found.flags.values()))
     own = [flag.options[0] for flag in fork.flags() if upstream.find(flag.options[0]) is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,19 @@ def write(version: str, source: Path, in_source: str, flags: Mapping[str, Mappin
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
     return file
+
+
+def with_upstream(fork: FlagSchema, base: FlagSchema) -> FlagSchema:
+    """Return the fork's flags together with the flags of `base` that it lacks."""
+    return replace(base, _raw={**base._raw, **fork._raw}, _built={})
+
+
+def base_of(name: str) -> str | None:
+    """Return the supported version that the built schema of this name is checked as; None if there is none."""
+    if not name or label(name) != name:
+        return None
+    fork = fork_of(f"+{name}")
+    return nearest_version(fork.schema.version) if fork else None
 
 
 def label(name: str) -> str:

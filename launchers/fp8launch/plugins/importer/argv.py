@@ -80,10 +80,13 @@ def flag_by_flag(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) -> tuple[list[str], list[str]]:
+def split_unknown(
+    argv: Sequence[str], schema: FlagSchema, stray: bool = False, fork: FlagSchema | None = None
+) -> tuple[list[str], list[str]]:
     """Split an argument list into words that belong to Megatron's flags and words that belong to other flags.
 
     Words that belong to no flag count as Megatron's, whose parser refuses them. With `stray`, they count as others.
+    `fork` knows how many values its own flags take.
     """
     known: list[str] = []
     unknown: list[str] = []
@@ -93,8 +96,9 @@ def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) 
         exact = _spelt(word, schema)
         flag = exact or _spelt(word.partition("=")[0], schema)
         end = at + 1
+        own = _spelt(word, fork) if fork and flag is None else None
         if flag is None or exact:
-            end += _count_values(argv, end, flag, schema)
+            end += _count_values(argv, end, flag or own, schema)
         if flag is None and (stray or (word.startswith("--") and word not in ("--", "--help"))):
             unknown += argv[at:end]
         else:
@@ -103,8 +107,12 @@ def split_unknown(argv: Sequence[str], schema: FlagSchema, stray: bool = False) 
     return known, unknown
 
 
-def split_fork_values(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], list[str]]:
+def split_fork_values(
+    argv: Sequence[str], schema: FlagSchema, fork: FlagSchema | None = None
+) -> tuple[list[str], list[str]]:
     """Divide Megatron's arguments into words that it accepts and flags whose last value is no choice of Megatron's.
+
+    If the fork is known, these are flags whose value `fork` accepts and Megatron refuses.
 
     The earlier values of such a flag are dropped, as its parser would drop them. Formats and recipes of FP8 and FP4
     stay: without them the recipe would describe another precision.
@@ -117,18 +125,22 @@ def split_fork_values(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str
         flag = exact or _spelt(word.partition("=")[0], schema)
         end = at + 1
         if exact:
-            end += _count_values(argv, end, flag, schema)
+            wider = _spelt(word, fork) if fork else None
+            end += max(_count_values(argv, end, one, schema) for one in (exact, wider or exact))
         pieces.append((flag, list(argv[at:end])))
         at = end
     last = {flag.name: words for flag, words in pieces if flag is not None}
-    own = {name for name, words in last.items() if _has_fork_value(words, schema)}
+    own = {name for name, words in last.items() if _has_fork_value(words, schema, fork)}
     known = [word for flag, words in pieces if flag is None or flag.name not in own for word in words]
     return known, [word for name in last if name in own for word in last[name]]
 
 
-def _has_fork_value(words: Sequence[str], schema: FlagSchema) -> bool:
+def _has_fork_value(words: Sequence[str], schema: FlagSchema, fork: FlagSchema | None) -> bool:
     option, _, attached = words[0].partition("=")
     flag = schema.find(option)
+    if fork is not None and flag is not None and (own := fork.find(option)) is not None:
+        values = [attached] if attached else words[1:]
+        return _accepts(own, option, values) and not _accepts(flag, option, values)
     if flag is None or flag.choices is None or flag.name.startswith(("fp8_", "fp4_")):
         return False
     values = [attached] if attached else words[1:]
@@ -139,6 +151,15 @@ def _has_fork_value(words: Sequence[str], schema: FlagSchema) -> bool:
     except InvalidValue:
         return flag.type == "str"
     return False
+
+
+def _accepts(flag: Flag, option: str, values: Sequence[str]) -> bool:
+    """Return whether a flag's parser takes all of these words."""
+    try:
+        _read(flag, option, values, attached=False)
+    except InvalidValue:
+        return False
+    return len(values) <= 1 or flag.nargs is not None
 
 
 def _spelt(word: str, schema: FlagSchema) -> Flag | None:

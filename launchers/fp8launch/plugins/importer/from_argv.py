@@ -20,10 +20,11 @@ from fp8launch.megatron.schema import (
     megatron_script,
     supported_versions,
 )
+from fp8launch.plugins.forks.store import Fork, fork_of, with_upstream
 from fp8launch.plugins.importer.argv import flag_by_flag, parse_argv, split_fork_values, split_unknown
 from fp8launch.plugins.importer.from_values import Tree, Values, effective, recipe_from_values
 from fp8launch.plugins.importer.launch import Launch
-from fp8launch.plugins.importer.launch_script import read_launch
+from fp8launch.plugins.importer.launch_script import AS_IS, ScriptStart, read_launch
 from fp8launch.plugins.importer.launch_sections import OWN_ENTRY
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe, recipe_class
@@ -35,20 +36,22 @@ from fp8launch.wording import and_more
 MOST_PROBLEMS = 100
 
 
-def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[Problem]]:
+def import_text(text: str, name: str, megatron: str | None, start: ScriptStart = AS_IS) -> tuple[str, list[Problem]]:
     """Return a recipe in YAML for an argument list, a JSON list of arguments or a launch script. Nothing is executed.
 
     `name` is the file's, for messages and the recipe's name. `megatron` is the Megatron-Core version whose flags
-    apply; by default the newest supported one. Problems and comments report what could not be imported.
+    apply, or a fork such as 0.19+name; by default the newest supported one. Problems and comments report what could
+    not be imported.
     Raises UserError if `text` holds no Megatron argument or `megatron` is not supported.
     """
     schema = load_schema(megatron or supported_versions()[-1])
-    launch = read_launch(text, name, schema)
+    fork = fork_of(megatron)
+    launch = read_launch(text, name, schema if fork is None else with_upstream(fork.schema, schema), start)
     schema = load_schema(schema.version, _script(launch))
     argv, sections, more = _own_arguments(launch, schema)
     argv, spelled = with_dashes(argv, schema)
     more += spelled
-    argv, extra, unknown = _extra_flags(argv, schema)
+    argv, extra, unknown = _extra_flags(argv, schema, fork)
     more += unknown
     if extra:
         sections["megatron_extra"] = extra
@@ -59,7 +62,7 @@ def import_text(text: str, name: str, megatron: str | None) -> tuple[str, list[P
     problems = [*launch.problems, *(replace(problem, where=problem.where or name) for problem in problems)]
     recipe = {"name": _recipe_name(name), "description": f"imported from {Path(name).name}", **recipe}
     if megatron:
-        recipe["software"] = {"megatron": schema.minor}
+        recipe["software"] = {"megatron": f"{schema.minor}+{fork.name}" if fork else schema.minor}
     problems = _few([*dict.fromkeys(problems), *_differences(recipe, values, schema)], name)
     return write_yaml(recipe, _comments(recipe, problems)), problems
 
@@ -107,10 +110,17 @@ def _own_arguments(launch: Launch, schema: FlagSchema) -> tuple[Sequence[str], d
     return known, sections, [Problem("warning", "import-own-arguments", message, None, "check their spelling")]
 
 
-def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], dict[str, FlagValue], list[Problem]]:
-    """Return the arguments of Megatron, and the flags that only a fork can know as `megatron_extra`."""
-    known, unknown = split_unknown(argv, schema)
-    known, with_fork_value = split_fork_values(known, schema)
+def _extra_flags(
+    argv: Sequence[str], schema: FlagSchema, fork: Fork | None
+) -> tuple[list[str], dict[str, FlagValue], list[Problem]]:
+    """Return the arguments of Megatron, and the flags that only a fork can know as `megatron_extra`.
+
+    Flags and values of the named fork need no warning.
+    """
+    flags = fork.schema if fork else None
+    known, unknown = split_unknown(argv, schema, fork=flags)
+    known, with_fork_value = split_fork_values(known, schema, flags)
+    owner = f"{fork.name}, Megatron-Core" if fork else "Megatron-Core"
     extra: dict[str, FlagValue] = {}
     problems: list[Problem] = []
     plain: list[str] = []
@@ -124,7 +134,7 @@ def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], di
         if name in extra and extra[name] != value:
             message = f"{option} is given more than once; the recipe keeps the last one"
             problems.append(Problem("warning", "import-repeated", message, None, "check what the fork makes of it"))
-        if name not in extra:
+        if name not in extra and not (fork and fork.schema.find(option)):
             # Looking for similar names takes milliseconds, and nobody reads more of them.
             hint = unknown_flag(option, schema, None) if len(extra) < MOST_PROBLEMS else None
             if hint is None or (hint.fix is None and "; " not in hint.message):
@@ -135,13 +145,16 @@ def _extra_flags(argv: Sequence[str], schema: FlagSchema) -> tuple[list[str], di
         extra[name] = value
     if plain:
         message = (
-            f"Megatron-Core {schema.minor} has no flag {and_more(plain, MOST_PROBLEMS)}; "
+            f"{owner} {schema.minor} has no flag {and_more(plain, MOST_PROBLEMS)}; "
             f"{'they are' if len(plain) > 1 else 'it is'} passed on under megatron_extra"
         )
         fix = "check the spelling, and run the fork that has these flags"
         problems.append(Problem("warning", "import-extra-flags", message, None, fix))
     for option, words in flag_by_flag(with_fork_value):
-        extra[name_of(option)] = words[0] if len(words) == 1 else list[Scalar](words)
+        given = list(map(_as_number, words))
+        extra[name_of(option)] = given[0] if len(given) == 1 else list[Scalar](given)
+        if fork and fork.schema.find(option):
+            continue
         refusal = check_values({option: extra[name_of(option)]}, schema)[0]
         message = f"{refusal.message}; the value is passed on under megatron_extra"
         fix = refusal.fix or "check the spelling, and run the fork that has this value"

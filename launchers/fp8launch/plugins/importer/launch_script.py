@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -23,12 +23,23 @@ from fp8launch.plugins.importer.yaml_formats import read_yaml_launch
 from fp8launch.secrets import is_secret, secret_in
 
 
-def read_launch(text: str, name: str, schema: FlagSchema) -> Launch:
+@dataclass(frozen=True)
+class ScriptStart:
+    """How a user starts a launch script: its arguments, or None if they are unknown, and variables of the shell."""
+
+    arguments: Sequence[str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+AS_IS = ScriptStart()
+
+
+def read_launch(text: str, name: str, schema: FlagSchema, start: ScriptStart = AS_IS) -> Launch:
     """Read Megatron's arguments from a JSON list, a plain argument list, YAML or a shell script. Nothing is executed.
 
     Raises UserError if there are none.
     """
-    launch = _without_secrets(_read(text, name, schema), schema, name)
+    launch = _without_secrets(_read(text, name, schema, start), schema, name)
     if not any(re.match("--.", word) for word in launch.argv):
         nothing = Problem(
             "error",
@@ -78,7 +89,7 @@ def _by_flag(argv: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _read(text: str, name: str, schema: FlagSchema) -> Launch:
+def _read(text: str, name: str, schema: FlagSchema, start: ScriptStart) -> Launch:
     argv = _json_list(text)
     if argv is not None:
         return Launch(tuple(argv))
@@ -89,7 +100,7 @@ def _read(text: str, name: str, schema: FlagSchema) -> Launch:
         words, holes = read_list(text, name)
         argv, problems = without_holes(words, holes, schema, name)
         return Launch(tuple(argv), problems=tuple(problems))
-    return _script(text, name, schema)
+    return _script(text, name, schema, start)
 
 
 def _json_list(text: str) -> list[str] | None:
@@ -115,9 +126,9 @@ def _first_word(text: str) -> str:
 # --- a script
 
 
-def _script(text: str, name: str, schema: FlagSchema) -> Launch:
+def _script(text: str, name: str, schema: FlagSchema, start: ScriptStart) -> Launch:
     slurm, problems = read_options(sbatch_lines(text), name)
-    reading = read_script(text, name, slurm.job_variables())
+    reading = read_script(text, name, {**slurm.job_variables(), **start.env}, start.arguments)
     holes = reading.holes
     training = training_command(reading, schema)
     if training is None:
@@ -134,7 +145,11 @@ def _script(text: str, name: str, schema: FlagSchema) -> Launch:
     script = None
     if training.script:
         script = holes.shown(training.script)
-    argv, more = without_holes(training.arguments, holes, load_schema(schema.version, script), name)
+    # Without a script, these words may name the program, and hold its first flags.
+    before = [word for word in command.words[: training.start] if holes.fill(word)]
+    if training.script or training.module:
+        before = []
+    argv, more = without_holes([*before, *training.arguments], holes, load_schema(schema.version, script), name)
     problems += more
     env, secrets, more = environment(command.env, holes, name)
     problems += more

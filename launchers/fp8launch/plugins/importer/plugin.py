@@ -6,6 +6,7 @@ from fp8launch.plugin_registry import Command, Plugin
 
 PLUGIN = Plugin(
     name="importer",
+    requires=("forks",),
     commands={
         "import": Command(
             "fp8launch.plugins.importer.cli:import_", "Prepare", "turn an argument list or launch script into a recipe"

@@ -48,7 +48,7 @@ class SimpleCommands(WordExpander, ABC):
         """Return whether the script has defined a function of this name."""
 
     @abstractmethod
-    def call(self, name: str, mode: Mode) -> None:
+    def call(self, name: str, arguments: Sequence[str], mode: Mode) -> None:
         """Follow the body of a function."""
 
     @abstractmethod
@@ -57,9 +57,7 @@ class SimpleCommands(WordExpander, ABC):
 
     def simple(self, words: Sequence[Word], mode: Mode) -> Truth:
         """Follow one simple command, and return how it ends, as far as that is known."""
-        self._reading.steps += 1
-        if self._reading.steps > _MAX_COMMANDS:
-            raise error("shell-too-large", f"takes more than {_MAX_COMMANDS} commands", self.name)
+        self.count_step()
         if mode is Mode.SKIP:
             return None
         prefix = list(itertools.takewhile(assigned_name, words))
@@ -75,6 +73,12 @@ class SimpleCommands(WordExpander, ABC):
         if not expanded:
             return ASSUMED
         return self._run(prefix, expanded, rest[0].line, mode)
+
+    def count_step(self) -> None:
+        """Limit how many commands and iterations of loops are followed."""
+        self._reading.steps += 1
+        if self._reading.steps > _MAX_COMMANDS:
+            raise error("shell-too-large", f"takes more than {_MAX_COMMANDS} commands", self.name)
 
     def assign(self, word: Word, certain: bool) -> None:
         name = str(assigned_name(word))
@@ -95,7 +99,10 @@ class SimpleCommands(WordExpander, ABC):
         if name == "false":
             return False
         if self.is_function(name):
-            self.call(name, mode)
+            self.call(name, words[1:], mode)
+            return ASSUMED
+        if name == "shift" or words[:2] == ["set", "--"]:
+            self._change_arguments(words, mode)
             return ASSUMED
         if name in _CHANGING:
             self._change_variables(words[1:])
@@ -118,6 +125,19 @@ class SimpleCommands(WordExpander, ABC):
             return ASSUMED
         self._reading.commands.append(Command(tuple(words), env, line, mode is Mode.RUN, self._wrappers))
         return ASSUMED
+
+    def _change_arguments(self, words: Sequence[str], mode: Mode) -> None:
+        """Follow `shift` and `set --`. If they may not be executed, the arguments become unknown."""
+        current = self.arguments()
+        count = "".join(words[1:]) or "1"
+        if mode is not Mode.RUN:
+            self.set_arguments(None)
+        elif words[0] == "set":
+            self.set_arguments(words[2:])
+        elif current is None or not count.isdecimal():
+            self.set_arguments(None)
+        elif int(count) <= len(current):
+            self.set_arguments(current[int(count) :])
 
     def _change_variables(self, names: Sequence[str]) -> None:
         """Follow `unset`, `read` and similar commands: the variables lose the values that the script set."""

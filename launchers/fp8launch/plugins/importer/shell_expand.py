@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from fp8launch.diagnostics import error
@@ -17,6 +17,7 @@ from fp8launch.secrets import names_a_secret
 
 MAX_TEXT = 1 << 20
 
+UNSET = "is not set in the script"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 
 Value: TypeAlias = "str | list[str]"
@@ -114,7 +115,22 @@ class WordExpander:
             return self._by_rule(part, value)
         if value is not None:
             return value
+        if part.name.isdigit() and "#" in self.variables:
+            return ""
         return self.holes.mark(part.raw, part.line, unset_reason(part.name))
+
+    def set_arguments(self, words: Sequence[str] | None) -> None:
+        """Set the positional parameters; None if they are unknown."""
+        for name in [name for name in self.variables if unset_reason(name) != UNSET]:
+            del self.variables[name]
+        if words is not None:
+            self.variables |= {str(number): word for number, word in enumerate(words, 1)}
+            self.variables |= {"@": list(words), "*": list(words), "#": str(len(words))}
+
+    def arguments(self) -> list[str] | None:
+        """Return the positional parameters, or None if they are unknown."""
+        words = self.variables.get("@")
+        return words if isinstance(words, list) else None
 
     def _by_rule(self, part: Variable, value: Value | None) -> Value | Word:
         assert part.fallback is not None
@@ -127,16 +143,26 @@ class WordExpander:
             return ""
         if present and value is not None:
             return value
-        # Slurm and torchrun set their own variables in every job, so the script's default for them is not used.
-        outside = (
-            part.name.startswith("SLURM_") or part.name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") or part.rule[-1] == "?"
-        )
-        if outside and value is None:
+        if value is None and (_set_by_jobs(part.name) or part.rule[-1] == "?"):
             return self.holes.mark(part.raw, part.line, unset_reason(part.name))
         if part.rule[-1] == "=":
             self.variables[part.name] = self.joined(part.fallback)
             return self.variables[part.name]
         return part.fallback
+
+    def or_unset(self, item: str, before: Sequence[str]) -> str:
+        """Return an item of a test after the items `before`.
+
+        In `[ -z $NAME ]`, which scripts write to set a default, a variable that only users may set counts as unset, as
+        in `${NAME:-default}`.
+        """
+        holes = self.holes.of(item)
+        if before[-1:] != ["-z"] or before[-2:-1] == ["!"] or len(holes) != 1 or self.holes.shown(item) != holes[0].raw:
+            return item
+        name = holes[0].raw.strip("${}")
+        if holes[0].why != UNSET or _set_by_jobs(name):
+            return item
+        return ""
 
     def _arithmetic(self, part: Arithmetic) -> str:
         text = self.joined(part.inner)
@@ -150,8 +176,12 @@ class WordExpander:
                 return match[0]
             return f"({value})"
 
+        text = re.sub(r"[A-Za-z_]\w*", number, text).strip()
         try:
-            return str(whole_number(ast.parse(re.sub(r"[A-Za-z_]\w*", number, text).strip(), mode="eval").body))
+            # Python reads 1_000 as a number, and a shell as an error.
+            if re.search(r"\b\d+_", text):
+                raise ValueError("not a number of the shell")
+            return str(whole_number(ast.parse(text, mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return self.holes.mark(part.raw, line, "is arithmetic that is not known here")
 
@@ -203,12 +233,13 @@ class WordExpander:
             flags = [text for text in self.fields(word.array) if text.startswith("--")]
             sign = "+=" if appends else "="
             raw = f"{name}{sign}({' '.join(flags)} ...)"
+        elif isinstance(value, str):
+            raw = " ".join([raw, *_flags_of(value)])
         hole = self.holes.mark(raw, word.line, "depends on a condition that is not known here")
         if appends and isinstance(current, list):
             self.variables[name] = [*current, hole]
         elif isinstance(current, str) and isinstance(value, str) and (appends or _names(word, name)):
-            added = [text for text in value.replace(current, " ").split() if text.startswith("--")]
-            raw = " ".join([f"{name}=...", *added])
+            raw = " ".join([f"{name}=...", *_flags_of(value.replace(current, " "))])
             hole = self.holes.mark(raw, word.line, "depends on a condition that is not known here")
             self.variables[name] = _extended(current, value, hole)
         elif isinstance(current, str) and not is_known(current):
@@ -221,9 +252,20 @@ class WordExpander:
         self.variables[name] = self.holes.mark(f"${name}", line, "changes while the script runs")
 
 
+def _set_by_jobs(name: str) -> bool:
+    """Return whether Slurm or torchrun set a variable in every job, so that a script's default for it is not used."""
+    return name.startswith("SLURM_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
 def _names(word: Word, name: str) -> bool:
     """Return whether an assignment uses the variable that it sets: `OPTIONS="$OPTIONS --bf16"`."""
     return any(isinstance(part, Variable) and part.name == name for part in word.parts)
+
+
+def _flags_of(text: str) -> list[str]:
+    """Return the flags in the value of a variable, without their values."""
+    words = (word.partition("=")[0] for word in text.split())
+    return [word for word in dict.fromkeys(words) if word.startswith("--") and is_known(word)]
 
 
 def _extended(current: str, value: str, hole: str) -> str:
@@ -287,4 +329,4 @@ def assigned_value(word: Word) -> Word:
 def unset_reason(name: str) -> str:
     if name.isdigit() or name in "@*#":
         return "is an argument of the script"
-    return "is not set in the script"
+    return UNSET

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 # Private-use characters around the hole's number. Such characters in a script are replaced before it is read.
 _MARK = re.compile("\ue000(\\d+)\ue001")
+# Enough for the flags that a variable may hold.
+_LONGEST = 400
 _MARKS = re.compile("(?:\ue000\\d+\ue001)+")
 
 
@@ -33,8 +35,8 @@ class Holes:
         """Add a hole and return its mark."""
         # The source text may itself contain the marks of earlier holes.
         raw, why = self.shown(raw), self.shown(why)
-        if len(raw) > 60:
-            raw = f"{raw[:57]}..."
+        if len(raw) > _LONGEST:
+            raw = f"{raw[: _LONGEST - 3]}..."
         hole = Hole(raw, line, why)
         number = self._numbers.setdefault(hole, len(self._all))
         if number == len(self._all):
@@ -47,8 +49,20 @@ class Holes:
 
     def shown(self, word: str) -> str:
         """Return a word with the source text of its holes."""
-        # The assignments of several branches share a name.
-        return _MARKS.sub(lambda marks: "".join(dict.fromkeys(hole.raw for hole in self.of(marks[0]))), word)
+        return _MARKS.sub(lambda marks: "".join(self.texts(marks[0])), word)
+
+    def fill(self, word: str) -> bool:
+        """Return whether a word consists of holes alone."""
+        return _MARKS.fullmatch(word) is not None
+
+    def texts(self, word: str) -> list[str]:
+        """Return the source texts of a word's holes. Assignments of several branches to one name become one text."""
+        found: dict[str, dict[str, None]] = {}
+        for hole in self.of(word):
+            name, _, flags = hole.raw.partition("=... ")
+            key = f"{name}=..." if flags else hole.raw
+            found.setdefault(key, {}).update(dict.fromkeys(flags.split()))
+        return [" ".join([text, *flags]) for text, flags in found.items()]
 
 
 def is_known(*words: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fp8launch.diagnostics import error
 from fp8launch.plugins.importer.shell_commands import MAX_DEPTH, SimpleCommands, Wrappers
 from fp8launch.plugins.importer.shell_expand import MAX_TEXT, Value, WordExpander
-from fp8launch.plugins.importer.shell_holes import Holes, without_marks
+from fp8launch.plugins.importer.shell_holes import Holes, is_known, without_marks
 from fp8launch.plugins.importer.shell_lexer import tokens
 from fp8launch.plugins.importer.shell_reading import ASSUMED, Mode, Reading, Truth
 from fp8launch.plugins.importer.shell_tests import Test, matches
@@ -26,14 +26,18 @@ def read_list(text: str, name: str) -> tuple[list[str], Holes]:
     return expander.fields(words), expander.holes
 
 
-def read_script(text: str, name: str, known: Mapping[str, str]) -> Reading:
+def read_script(text: str, name: str, known: Mapping[str, str], arguments: Sequence[str] | None = None) -> Reading:
     """Return the commands of a shell script. `known` are variables that the environment always has.
+
+    `arguments` are the script's own arguments, or None if they are unknown.
 
     Raises UserError for text that is not a shell script.
     """
     reading = Reading()
     shell = _Script(reading, name, dict(known))
-    shell.read(_checked(text, name))
+    shell.set_arguments(arguments)
+    shell.read(_with_placeholders(_checked(text, name), reading.holes))
+    shell.set_arguments(None)
     for key, value in shell.variables.items():
         if isinstance(value, list):
             reading.arrays[key] = value
@@ -55,6 +59,21 @@ def _checked(text: str, name: str) -> str:
     if len(text) > MAX_TEXT:
         raise error("file-too-large", f"is larger than {MAX_TEXT >> 20} MiB, so it cannot be a launch script", name)
     return without_marks(text)
+
+
+# Loops of more iterations are followed once.
+_MOST_ITERATIONS = 64
+# A redirection has a space before its `>`, or a number.
+_PLACEHOLDER = re.compile(r"(?<![<\w$])<[A-Za-z][\w.,/()'-]*(?: [\w.,/()'-]+){0,9} [A-Za-z][\w.,/()'-]*>")
+
+
+def _with_placeholders(text: str, holes: Holes) -> str:
+    """Replace `<several words>`, which a user is meant to fill in, by holes."""
+
+    def hole(match: re.Match[str]) -> str:
+        return holes.mark(match[0], text.count("\n", 0, match.start()) + 1, "is a placeholder")
+
+    return _PLACEHOLDER.sub(hole, text)
 
 
 class _Script(SimpleCommands):
@@ -199,16 +218,63 @@ class _Script(SimpleCommands):
         return ASSUMED
 
     def _for(self, mode: Mode) -> Truth:
+        """Follow the body once for each value if all are known; else once, as if it might not be reached."""
+        select = self._is("select")
         self._at += 1
         token = self._peek()
-        if isinstance(token, Word) and token.bare:
-            self._forget(token.bare, token.line, mode)
-        while self._peek() is not None and not self._is("do"):
+        name = token.bare if isinstance(token, Word) else None
+        words: list[Word] = []
+        while (after := self._peek()) is not None and not self._is("do"):
+            if isinstance(after, Word):
+                words.append(after)
             self._at += 1
+        values = self.fields(words[2:]) if mode and [word.bare for word in words[1:2]] == ["in"] else []
+        begin = self._at
+        if mode is not Mode.RUN or name is None or select or not values or not is_known(*values):
+            values = []
+        elif len(values) <= _MOST_ITERATIONS and not self._leaves_loop():
+            for value in values:
+                self.count_step()
+                self._at = begin
+                self.variables[name] = value
+                self._past("do")
+                self._list(("done",), mode)
+            self._past("done")
+            return ASSUMED
+        if name and isinstance(token, Word):
+            self._forget(name, token.line, mode)
         return self._body(mode)
 
+    def _leaves_loop(self) -> bool:
+        """Return whether the loop whose body begins here contains `break` or a similar command."""
+        depth = 0
+        for token in self._tokens[self._at :]:
+            text = token.bare if isinstance(token, Word) else None
+            depth += (text == "do") - (text == "done")
+            if text in ("break", "continue", "exit", "return"):
+                return True
+            if depth == 0:
+                break
+        return False
+
     def _loop(self, mode: Mode) -> Truth:
+        """Follow a loop until its condition ends it; if that is not known, once, as if it might not be reached."""
+        ends = self._is("until")
         self._at += 1
+        begin, kept, count = self._at, dict(self.variables), len(self._reading.commands)
+        for _ in range(_MOST_ITERATIONS if mode is Mode.RUN else 0):
+            self.count_step()
+            self._at = begin
+            truth = self._list(("do",), mode)
+            if not isinstance(truth, bool) or self._leaves_loop():
+                break
+            self._past("do")
+            self._list(("done",), Mode.SKIP if truth is ends else mode)
+            if truth is ends:
+                self._past("done")
+                return ASSUMED
+        self._at, self.variables = begin, kept
+        del self._reading.commands[count:]
         self._list(("do",), min(mode, Mode.MAYBE))
         return self._body(mode)
 
@@ -268,14 +334,16 @@ class _Script(SimpleCommands):
     def child(self, variables: dict[str, Value], wrappers: Wrappers) -> _Script:
         return _Script(self._reading, self.name, variables, wrappers)
 
-    def call(self, name: str, mode: Mode) -> None:
+    def call(self, name: str, arguments: Sequence[str], mode: Mode) -> None:
         if self._depth >= MAX_DEPTH:
             return
-        kept = self._tokens, self._at
+        kept, before = (self._tokens, self._at), self.arguments()
+        self.set_arguments(arguments)
         self._tokens, self._at = self._functions[name]
         self._depth += 1
         self._command(mode)
         self._depth -= 1
+        self.set_arguments(before)
         self._tokens, self._at = kept
 
     # --- tests
@@ -289,7 +357,8 @@ class _Script(SimpleCommands):
         known = True
         while (token := self._peek()) is not None and not self._is(closing or "\n"):
             if isinstance(token, Word):
-                items.append(self.joined(token) if mode else "")
+                item = self.joined(token) if mode else ""
+                items.append(self.or_unset(item, items))
             elif isinstance(token, Operator) and (opening.bare == "[[" or token.text in ("(", ")")):
                 items.append(token.text)
             elif isinstance(token, Operator):

@@ -42,6 +42,10 @@ def _end_of_argument(words: Sequence[str], at: int, flag: Flag | None) -> int:
             limit = int(flag.nargs or 1)
         while end < len(words) and end - at <= limit and not words[end].startswith("--"):
             end += 1
+    elif flag is None and words[at].startswith("--") and not is_known(words[at].partition("=")[0]):
+        # Without this flag, its values would belong to the flag before it.
+        while end < len(words) and not words[end].startswith("--"):
+            end += 1
     elif flag is None and _may_take_a_value(words[at]) and not is_known(*words[end : end + 1]):
         # Without its value, a flag that no schema knows would take the next word.
         end += 1
@@ -50,10 +54,10 @@ def _end_of_argument(words: Sequence[str], at: int, flag: Flag | None) -> int:
 
 def _omitted(group: Sequence[str], unknown: Sequence[Hole], holes: Holes) -> str:
     text = " ".join(map(holes.shown, group))
-    if text != "".join(hole.raw for hole in unknown):
+    if len(group) > 1 or not holes.fill(group[0]):
         return f"`{text}` is omitted: {'; '.join(dict.fromkeys(map(str, unknown)))}"
-    # The word consists of the hole alone, whose reason names it.
-    names = "` or `".join(hole.raw for hole in unknown)
+    # The word consists of holes alone, so that naming them once is enough.
+    names = "` or `".join(holes.texts(group[0]))
     return f"`{names}` is omitted: it {'; it '.join(dict.fromkeys(hole.why for hole in unknown))}"
 
 
