@@ -178,7 +178,13 @@ def values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     if kind == "object":
         return "mapping"
     if kind in ("integer", "number"):
-        least = " above 0" if schema.get("exclusiveMinimum") == 0 else ", 0 or more" if "minimum" in schema else ""
+        least = (
+            " above 0"
+            if schema.get("exclusiveMinimum") == 0
+            else f", {schema['minimum']:g} or more"
+            if "minimum" in schema
+            else ""
+        )
         return ("whole number" if kind == "integer" else "number") + least
     return {"boolean": "`true`, `false`", "string": "text"}.get(str(kind), "value")
 

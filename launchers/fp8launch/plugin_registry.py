@@ -95,6 +95,7 @@ class Plugin:
     validators       functions of the type `fp8launch.check.validation.Validator`, by the names that engines give in
                      their `EngineDescription.validators`
     estimates        functions of the type `fp8launch.check.estimate.Estimator`, by the JSON field that they fill
+    run_costs        functions of the type `fp8launch.check.estimate.RunCost`, by the JSON field that they fill
     verifications    functions of the type `fp8launch.report.verify.Verifier`, by the JSON field that they fill
     report_fields    functions that take the logs of a run, oldest first, and return a
                      `fp8launch.report.run_report.ReportField` or None, by the field of `parse --json`
@@ -124,6 +125,7 @@ class Plugin:
     check_layers: Mapping[str, Target] = field(default_factory=dict)
     validators: Mapping[str, Target] = field(default_factory=dict)
     estimates: Mapping[str, Target] = field(default_factory=dict)
+    run_costs: Mapping[str, Target] = field(default_factory=dict)
     verifications: Mapping[str, Target] = field(default_factory=dict)
     report_fields: Mapping[str, Target] = field(default_factory=dict)
     comparison_files: Mapping[str, Target] = field(default_factory=dict)

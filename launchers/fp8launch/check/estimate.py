@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8launch import plugin_registry
 from fp8launch.check.memory import run_estimate
@@ -13,6 +13,9 @@ from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.cost import Cost, Throughput, cost
 from fp8launch.megatron.memory import MIB, MemoryEstimate, usable_bytes
 from fp8launch.megatron.parameters import Parameters, parameters
+
+if TYPE_CHECKING:
+    from fp8launch.cluster.profile import Cluster
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class Estimate:
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     not_predicted: Mapping[str, str] = field(default_factory=dict)
 
+
+# A plugin's function. It returns the cost of a whole run on a cluster, of all its phases or of this many tokens.
+RunCost = Callable[[Sequence[Estimate], "Cluster", "float | None"], "Prediction | str"]
 
 # Plugin fields that the JSON always has, so that scripts need not know which plugins are active.
 _FIELDS = ("predicted",)
@@ -105,6 +111,14 @@ def _known_throughput(prepared: Prepared, what_if: str | None, stated: float | N
         return None
     basis = f"published for {reference.gpus} GPUs: {reference.source}"
     return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+
+
+def run_costs(each: Sequence[Estimate], cluster: Cluster, tokens: float | None) -> Prediction | str:
+    """Return the cost of a run by the active plugin that computes it, or why there is none."""
+    for _, run_cost in plugin_registry.loaded("run_costs"):
+        answer: Prediction | str = run_cost(each, cluster, tokens)
+        return answer
+    return "the plugin plan is not active"
 
 
 def as_json(prepared: Prepared, each: list[Estimate]) -> dict[str, Any]:

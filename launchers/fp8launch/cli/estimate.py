@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from fp8launch.check.checker import check
-from fp8launch.check.estimate import Estimate, estimate_run
+from fp8launch.check.estimate import Estimate, estimate_run, run_costs
 from fp8launch.check.estimate import as_json as estimate_as_json
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.cli import complete
 from fp8launch.cli.output import (
+    cluster_option,
     echo,
     eprint,
     json_option,
@@ -20,6 +21,7 @@ from fp8launch.cli.output import (
     with_gpu,
     with_options,
 )
+from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
@@ -42,21 +44,35 @@ BAR = 30
     type=click.FloatRange(min=0, min_open=True),
     help="Throughput in tokens/s/GPU, for GPU-hours.",
 )
+@click.option(
+    "--tokens", type=click.FloatRange(min=0, min_open=True), help="Tokens to train, such as 15e12, for cost and finish."
+)
+@cluster_option
 @json_option
 def estimate(
-    recipe: str, overrides: tuple[str, ...], nodes: int | None, gpu: str | None, speed: float | None, as_json: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    nodes: int | None,
+    gpu: str | None,
+    speed: float | None,
+    tokens: float | None,
+    cluster: str | None,
+    as_json: bool,
 ) -> int:
     """Estimate a run's parameters, memory on the fullest GPU, step time, FLOPs, tokens and GPU-hours.
 
     Nothing runs. The exit code is 0 even if the run does not fit; `check` reports that as an error.
     """
+    profile = load_cluster(cluster)
     prepared = prepare(recipe_named(recipe, say=eprint), with_gpu(overrides, gpu), nodes)
     refused = errors_in(check(prepared, layers=("rules",)).problems)
     if refused:
         eprint(f"`check` refuses this run, so the estimate may be wrong: {refused[0].message}")
     estimated = estimate_run(prepared, gpu, speed)
+    costs = run_costs(estimated, profile, tokens)
     if as_json:
-        show_json(estimate_as_json(prepared, estimated))
+        fields = {"run_cost": None, "run_cost_reason": costs} if isinstance(costs, str) else costs.fields
+        show_json({**estimate_as_json(prepared, estimated), **fields})
         return 0
     for i, one in enumerate(estimated):
         if i:
@@ -65,6 +81,11 @@ def estimate(
             phase = prepared.phases[i]
             echo(f"phase {phase.name}, iterations {phase.span}")
         _show(one)
+    if not isinstance(costs, str):
+        echo()
+        costs.print_text()
+    elif cluster is not None or tokens is not None:
+        eprint(f"No cost and finish date: {costs}")
     return 0
 
 

@@ -66,6 +66,22 @@ class Network(Section):
     nvlink_domain: Positive | None = Field(default=None, description="GPUs that NVLink connects: 8, or 72 in a rack")
 
 
+class Costs(Section):
+    """Prices, power and reliability, for the cost and the finish date in `estimate` (docs/speed_model.md)."""
+
+    gpu_hour: float | None = Field(default=None, ge=0, description="price of an allocated GPU-hour")
+    kwh: float | None = Field(default=None, ge=0, description="price of a kWh, if `gpu_hour` does not include it")
+    currency: str = Field(default="USD", description="currency of the prices")
+    gpu_watts: float | None = Field(default=None, gt=0, description="power of a GPU with its share of the node")
+    pue: float = Field(default=1.0, ge=1, description="power of the site over the power of its machines")
+    queue_hours: float = Field(default=0.0, ge=0, description="time that a job waits in the queue")
+    gpu_mtbf_hours: float | None = Field(
+        default=None, gt=0, description="mean time between failures of one GPU with its share of node and network"
+    )
+    restart_minutes: float = Field(default=0.0, ge=0, description="from the start of a job to its first iteration")
+    save_seconds: float = Field(default=0.0, ge=0, description="time for which a checkpoint stops the training")
+
+
 class Storage(Section):
     """Folders on the shared file system, for paths of recipes and commands that are not absolute."""
 
@@ -102,6 +118,7 @@ class Cluster(Section):
     )
     ask_gpu_hours: float = Field(default=500, description="submit asks for confirmation above this number of GPU-hours")
     network: Network | None = Field(default=None, description="links between GPUs, for plan")
+    costs: Costs | None = Field(default=None, description="prices, power and reliability, for estimate")
     rehearse: Rehearse | None = Field(default=None, description="submit rehearses runs from a cost on")
     require_proof: bool = Field(default=False, description="submit refuses runs whose structure `prove` has not passed")
     arrays: bool = Field(default=True, description="submit the points of a grid as job arrays")

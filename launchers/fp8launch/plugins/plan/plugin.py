@@ -13,5 +13,6 @@ PLUGIN = Plugin(
         ),
     },
     rules={"fp8-experts-slower": "fp8launch.plugins.plan.rules:fp8_experts_slower"},
+    run_costs={"run_cost": "fp8launch.plugins.plan.run_cost:run_cost"},
     estimates={"predicted": "fp8launch.plugins.plan.predicted:estimate_step"},
 )
