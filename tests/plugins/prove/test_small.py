@@ -10,7 +10,7 @@ from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.prove import uneven
 from fp8launch.plugins.prove.reduced_layout import MOST_RANKS, layout_text, reduce_layout
 from fp8launch.plugins.prove.settings import CPU, CUDA, not_computed
-from fp8launch.plugins.prove.small import SmallRun, reference, resumed_run, small_run
+from fp8launch.plugins.prove.small import SmallRun, ramped_microbatches, reference, resumed_run, small_run
 from fp8launch.recipe.load import pack_names
 
 RECIPES = [name for name in pack_names() if "/" not in name]
@@ -29,7 +29,7 @@ def small(recipe: str, *overrides: str) -> SmallRun:
         ("qwen3_30b_a3b_tensorwise_h100", "DP 2, EP 2", ()),
         ("mixtral_8x7b_tensorwise_h100", "PP 2 x DP 2, EP 2", ()),
         ("gpt_oss_120b_tensorwise_h100", "PP 2 x DP 4, EP 2", ()),
-        ("llama8b_bf16", "DP 2", ("context parallelism (2)",)),
+        ("llama8b_bf16", "CP 2 x DP 2", ()),
         ("tiny_cpu", "1 rank", ()),
     ],
 )
@@ -87,9 +87,45 @@ def test_what_is_not_computed_has_a_reason() -> None:
     assert not {"lr", "log_interval", "train_iters", "vocab_size", "overlap_grad_reduce"} & found.keys()
 
 
-def test_settings_that_change_nothing_here_are_named() -> None:
-    run = prepare("tiny_cpu", ["megatron.reset_attention_mask=true", "megatron.eod_mask_loss=true"])
-    assert {"reset_attention_mask", "eod_mask_loss"} <= not_computed(run.args.values).keys()
+def test_a_mask_of_documents_is_computed_by_the_layers_that_read_it() -> None:
+    mask = "megatron.reset_attention_mask=true"
+    with_te = prepare("llama8b_bf16", [mask, "megatron.eod_mask_loss=true"]).args.values
+    assert not_computed(with_te)["reset_attention_mask"] == "only Megatron's own layers read it"
+    assert "eod_mask_loss" not in not_computed(with_te)
+    run = prepare("llama8b_bf16", [mask, "megatron.transformer_impl=local", "parallel={pp: 4, cp: 1}"])
+    assert "reset_attention_mask" not in not_computed(run.args.values)
+    divided = small_run(run.args.values, run.layout)
+    assert divided.values["reset_attention_mask"]
+    # Between the first and the last stage there is one that Megatron gives no mask.
+    assert divided.layout.pp == 3
+
+
+def test_token_prediction_is_divided_by_context_where_tokens_are_masked() -> None:
+    assert small("llama8b_bf16", "model.mtp_num_layers=1").layout.cp == 1
+    assert small("llama8b_bf16", "model.mtp_num_layers=1", "megatron.eod_mask_loss=true").layout.cp == 2
+
+
+def micro_batch_of_reference(*overrides: str) -> int:
+    return reference(small("tiny_cpu", "batch={micro: 4, global: 16}", *overrides)).layout.micro_batch
+
+
+def test_the_reference_has_one_sample_per_micro_batch_where_that_must_not_matter() -> None:
+    experts = "num_experts: 4, moe_ffn_hidden_size: 64, moe_router_topk: 2, moe_router_load_balancing_type"
+    assert micro_batch_of_reference() == 1
+    assert micro_batch_of_reference(f"model={{{experts}: seq_aux_loss}}") == 1
+    assert micro_batch_of_reference(f"model={{{experts}: aux_loss}}") == 4
+    assert micro_batch_of_reference(f"model={{{experts}: none}}", "megatron.moe_expert_capacity_factor=1.0") == 4
+    assert micro_batch_of_reference("megatron.eod_mask_loss=true") == 4
+    assert micro_batch_of_reference("megatron={eod_mask_loss: true, calculate_per_token_loss: true}") == 1
+
+
+def test_a_ramp_has_half_of_the_course() -> None:
+    run = prepare("tiny_cpu", ["megatron.rampup_batch_size=[2, 2, 64]"])
+    course = resumed_run(run.args.values, run.layout)
+    start = course.values["rampup_batch_size"][0]  # type: ignore[index]
+    assert course.values["global_batch_size"] == 2 * start  # type: ignore[operator]
+    assert ramped_microbatches(course) == [1, 1, 2, 2]
+    assert not {"train_iters", "lr_warmup_iters"} & course.values.keys()
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])

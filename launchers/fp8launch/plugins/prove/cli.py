@@ -20,7 +20,7 @@ from fp8launch.diagnostics import error, exit_code
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.prove.part import Part, onwards_of, parts_of
 from fp8launch.plugins.prove.proof import prove_part
-from fp8launch.plugins.prove.report import Proof, merged_json
+from fp8launch.plugins.prove.report import Proof, folded, merged_json
 from fp8launch.plugins.prove.session import Servers
 from fp8launch.plugins.prove.settings import CPU, CUDA
 from fp8launch.plugins.prove.work import STEPS
@@ -88,11 +88,13 @@ def _show(proof: Proof) -> None:
     if proof.layout != proof.compared.partition(" with ")[0]:
         compared += f" (reduced from {proof.layout})"
     when = "stored verdict of an identical run" if proof.earlier else f"{proof.seconds:.0f} s"
-    eprint(f"{compared}, {when}")
+    notes = [f"{compared}, {when}"]
     by_reason: dict[str, list[str]] = {}
     for text in proof.not_covered:
         setting, _, reason = text.partition(": ")
         by_reason.setdefault(reason, []).append(setting)
     for reason, settings in by_reason.items():
         why = f" ({reason})" if reason else ""
-        eprint(f"not covered{why}: {', '.join(settings)}")
+        notes.append(f"not covered{why}: {', '.join(settings)}")
+    for note in notes:
+        eprint("\n".join(folded(note)))

@@ -11,7 +11,7 @@ from fp8launch.plugins.prove.part import Part, cannot_prove
 from fp8launch.plugins.prove.reduced_layout import layout_text, reduce_layout
 from fp8launch.plugins.prove.report import Proof
 from fp8launch.plugins.prove.session import NoVerdict, Servers, Session
-from fp8launch.plugins.prove.settings import CUDA, has_part, not_computed, why_left_out
+from fp8launch.plugins.prove.settings import CUDA, compares_context_parallel, has_part, not_computed, why_left_out
 from fp8launch.plugins.prove.small import RECOMPUTED_BY_TE
 from fp8launch.plugins.prove.work import Done, Findings, carry_out, work_of
 from fp8launch.plugins.validators.refusals import recipe_field
@@ -62,7 +62,7 @@ def earlier_proof(part: Part) -> Proof | None:
 
 
 def _proof(part: Part, findings: Findings, earlier: bool, seconds: float) -> Proof:
-    reduced = reduce_layout(part.values, part.seen.layout, part.device == CUDA)
+    reduced = reduce_layout(part.values, part.seen.layout, compares_context_parallel(part.values, part.device))
     return Proof(
         checks=findings.checks,
         not_covered=(*_not_covered(part, reduced.lost), *findings.unknown),

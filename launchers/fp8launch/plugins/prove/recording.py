@@ -26,6 +26,8 @@ from fp8launch.plugins.prove.settings import CPU
 _GRAD_NORM = 5
 # Spread of what is added to initial weights. Norms start at one and biases at zero, where some errors do not show.
 _NOISE = 0.02
+# Tokens of a document, at most, if the recipe treats the ends of documents.
+_LONGEST_DOCUMENT = 24
 _SETTING = re.compile(r"\bconfig\.([a-z_0-9]+)")
 
 
@@ -40,7 +42,8 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
              `save_loaded`: save what was loaded and stop
              `unused_weights`: keep weights that nothing reads, with which Megatron cannot save some models
     """
-    record: dict[str, Any] = {"losses": [], "norms": [], "batches": [], "random": [], "members": {}}
+    lists = ("losses", "norms", "batches", "random", "rates", "microbatches")
+    record: dict[str, Any] = {**{name: [] for name in lists}, "members": {}}
     training: Any = importlib.import_module("megatron.training.training")
     if device == CPU:
         te_layers.install(wanted["like_te"])
@@ -50,6 +53,7 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
         repairs.leave_out_unused_output_weights()
     _record_steps(training, record)
     _record_batches(record)
+    _shorten_data()
     _save_whole_at_the_end(training, record)
     _change_start(training, wanted, record)
     return record
@@ -57,11 +61,15 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
 
 def _record_steps(training: Any, record: dict[str, Any]) -> None:
     train_step = training.train_step
+    calculator: Any = importlib.import_module("megatron.core.num_microbatches_calculator")
 
     @functools.wraps(train_step)
     def recorded(*arguments: Any, **named: Any) -> Any:
         if start := record.pop("random_at_start", None):
             torch.set_rng_state(start[0])
+        optimizer = inspect.signature(train_step).bind(*arguments, **named).arguments["optimizer"]
+        record["microbatches"].append(calculator.get_num_microbatches())
+        record["rates"].append([group["lr"] for group in optimizer.param_groups])
         result = train_step(*arguments, **named)
         record["losses"].append({name: float(value) for name, value in result[0].items()})
         norm = result[_GRAD_NORM]
@@ -99,6 +107,27 @@ def _record_batches(record: dict[str, Any]) -> None:
         return batch
 
     gpt_data.batch_for_this_rank = recorded
+
+
+def _shorten_data() -> None:
+    """Let documents end within a sequence if the recipe treats their ends, and epochs of shuffled data in a course."""
+    gpt_data: Any = importlib.import_module("fp8launch.injob.rank.gpt_data")
+    gpt_dataset: Any = importlib.import_module("megatron.core.datasets.gpt_dataset")
+    args_of = importlib.import_module("megatron.training").get_args
+    datasets = gpt_data.datasets
+
+    @functools.wraps(datasets)
+    def shortened(*arguments: Any, **named: Any) -> Any:
+        args = args_of()
+        if args.eod_mask_loss or args.reset_attention_mask or args.reset_position_ids:
+            gpt_dataset.MockGPTLowLevelDataset.max_sequence_length = _LONGEST_DOCUMENT
+        train, valid, test = datasets(*arguments, **named)
+        if args.dataloader_type == "cyclic" and train is not None:
+            # The second iteration begins a new epoch, whose number of samples no number of ranks divides.
+            train = torch.utils.data.Subset(train, range(args.global_batch_size + 1))
+        return train, valid, test
+
+    gpt_data.datasets = shortened
 
 
 def _change_start(training: Any, wanted: dict[str, Any], record: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fp8launch.engines.base import Layout
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.model_arithmetic import expert_tensor_size
+from fp8launch.plugins.prove.settings import masks_documents
 
 # Processes on this machine. Fewer kinds are compared where the kinds of a recipe together need more ranks.
 MOST_RANKS = 8
@@ -57,14 +58,14 @@ class _Sizes:
     cp: int = 1
 
 
-def reduce_layout(values: Mapping[str, FlagValue], layout: Layout, context_parallel: bool = False) -> Reduced:
-    """Reduce a layout.
-
-    A CPU compares no context parallelism, which Megatron's own attention refuses.
-    """
+def reduce_layout(values: Mapping[str, FlagValue], layout: Layout, context_parallel: bool = True) -> Reduced:
+    """Reduce a layout, without context parallelism if it is not wanted."""
     sizes = _sizes(values, layout)
     tp, pp, ep, etp, vp = (min(size, 2) for size in (sizes.tp, sizes.pp, sizes.ep, sizes.etp, sizes.vp))
     cp = min(layout.cp, 2) if context_parallel else 1
+    if masks_documents(values) and layout.pp > 2 and vp == 1:
+        # Megatron gives the mask to the first and the last stage only.
+        pp = 3
     # Experts stay divided as dense layers are, or otherwise.
     return _reduced(values, layout, _Sizes(tp, pp, ep, tp if sizes.etp == sizes.tp else etp, vp, cp))
 
@@ -104,9 +105,12 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     etp = _sizes(values, layout).etp
     ranks_of_experts = small_etp * ep
     dp = 2 if layout.dp > 1 else 1
+    lost = []
+    if dp > 1 and (cp > 1 or pp == 3) and tp * pp * cp * dp > MOST_RANKS:
+        dp = 1
+        lost.append(f"data parallelism ({layout.dp})")
     while tp * cp * dp % ranks_of_experts:
         dp += 1
-    lost = []
     expert_dp = layout.tp * layout.cp * layout.dp // (etp * layout.ep)
     if experts and expert_dp > 1 and tp * cp * dp == ranks_of_experts:
         if tp * pp * cp * dp * 2 <= MOST_RANKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from fp8launch.plugins.prove.judge import Check
 from fp8launch.wording import counted
 
+# Columns of a terminal, and how far a line is indented that continues another.
+_WIDTH = 80
+_INDENT = " " * 8
 # Longer lists of tensors are cut on the terminal; --json has all.
 MOST_TENSORS = 6
 
@@ -52,7 +56,11 @@ class Proof:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield one line per check, and below it what differs."""
+        """Yield one paragraph per check, and below it what differs, in lines that fit a terminal."""
+        for paragraph in self._paragraphs():
+            yield from folded(paragraph)
+
+    def _paragraphs(self) -> Iterator[str]:
         for check in self.checks:
             yield f"{check.name:<10} {'ok' if check.ok else 'WRONG':<6} {check.detail}"
             for difference in check.differences[:MOST_TENSORS]:
@@ -65,6 +73,13 @@ class Proof:
             yield f"right with: {self.right}"
         elif self.tried:
             yield f"right with: none of {counted(self.tried, 'changed setting')}"
+
+
+def folded(text: str) -> list[str]:
+    """Break a text into lines that fit a terminal. A number stays with its percent sign."""
+    bound = text.replace(" %", "\xa0%")
+    lines = textwrap.wrap(bound, _WIDTH, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0%", " %") for line in lines]
 
 
 def merged_json(proofs: Sequence[Proof]) -> dict[str, Any]:

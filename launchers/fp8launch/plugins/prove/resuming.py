@@ -8,7 +8,7 @@ from typing import Any
 
 from fp8launch.plugins.prove.judge import EPSILON, MARGIN, Check, identical_tensors
 from fp8launch.plugins.prove.session import NoVerdict, Session, Training
-from fp8launch.plugins.prove.small import HALF, SmallRun
+from fp8launch.plugins.prove.small import HALF, RAMP, SmallRun, ramped_microbatches, with_other_rate
 
 _VOCABULARY = re.compile(r"\b(word_embeddings|output_layer)\.")
 
@@ -35,6 +35,34 @@ def why_not_saved(run: SmallRun, failure: NoVerdict) -> str | None:
         "Megatron cannot save a checkpoint of tied embeddings with multi-token prediction and PP above 1: set "
         "model.untie_embeddings_and_output_weights, or PP 1 (Megatron-LM pull request 7577)"
     )
+
+
+def ignored_ramp(run: SmallRun, whole: Ranks) -> str | None:
+    """Return how the batches of a training differ from the ramp of its arguments, None if they do not."""
+    if not run.values.get(RAMP):
+        return None
+    expected, found = ramped_microbatches(run), whole[0]["microbatches"]
+    if found == expected:
+        return None
+    return f"{RAMP} is ignored: iterations have {found} micro batches instead of {expected}"
+
+
+def check_other_rate(session: Session, course: str, run: SmallRun, record: Mapping[str, Any]) -> Check | None:
+    """Resume `course` with another learning rate, as a recipe that overrides the schedule does.
+
+    Return a check that fails, or None if the learning rates are those of an uninterrupted run.
+    """
+    changed = with_other_rate(run)
+    whole_name, name = f"{course}, other rate", f"{course}, resumed with another rate"
+    try:
+        whole, second = session.train(whole_course(whole_name, changed, record), resumed(name, course, changed, record))
+    except NoVerdict as failure:
+        return Check("resume", False, f"a saved run does not resume with another learning rate: {failure}")
+    expected, found = whole[0]["rates"][HALF:], second[0]["rates"]
+    if found == expected:
+        return None
+    detail = f"resumed with another lr, the learning rate is {max(found[-1]):.4g} instead of {max(expected[-1]):.4g}"
+    return Check("resume", False, detail)
 
 
 def check_resume(session: Session, course: str, run: SmallRun, record: Mapping[str, Any], whole: Ranks) -> Check:

@@ -11,7 +11,16 @@ from fp8launch.injob.rank.compat import cpu_process
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.model_arithmetic import pattern_value
 from fp8launch.plugins.prove.reduced_layout import Reduced, reduce_layout, reduce_pair
-from fp8launch.plugins.prove.settings import CPU, CUDA, divides, has_part, why_left_out, without_delayed_scaling
+from fp8launch.plugins.prove.settings import (
+    CPU,
+    RESET_MASK,
+    compares_context_parallel,
+    divides,
+    has_part,
+    masks_documents,
+    why_left_out,
+    without_delayed_scaling,
+)
 from fp8launch.plugins.prove.uneven import uneven_stages
 from fp8launch.plugins.rehearse.shrink import FREQUENCIES, shrink
 
@@ -42,6 +51,7 @@ RESUMED = (
     "dataloader_type", "no_data_sharding", "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler",
     "data_parallel_random_init", "no_save_optim", "no_load_optim", "no_save_rng", "no_load_rng",
     "lr_decay_style", "clip_grad", "adam_beta1", "adam_eps",
+    "moe_router_force_load_balancing", "moe_input_jitter_eps",
 )  # fmt: skip
 _ALWAYS: Mapping[str, FlagValue] = {
     "mock_data": True, "tokenizer_type": "NullTokenizer", "num_workers": 0, "eval_iters": 0, "eval_interval": 1000,
@@ -54,6 +64,9 @@ RECOMPUTED_BY_TE = ("moe_act",)
 # Sizes that a list of layers states; the small model has fewer layers.
 _LISTS = FREQUENCIES
 RESHARDABLE = "dist_ckpt_optim_fully_reshardable"
+RAMP = "rampup_batch_size"
+# Balancing that treats every sequence alone, so that no loss depends on the micro batch size.
+_BALANCED_BY_SEQUENCE = {"none", "seq_aux_loss"}
 
 
 @dataclass(frozen=True)
@@ -72,18 +85,52 @@ class SmallRun:
 def small_run(values: Mapping[str, FlagValue], layout: Layout, device: str = CPU) -> SmallRun:
     """Return one step of a recipe's reduced layout: in fp32 on a CPU, in the recipe's precision on a GPU."""
     computed = without_delayed_scaling(values)
-    return _small(computed, layout, reduce_layout(values, layout, device == CUDA), STEP, {}, device=device)
+    reduced = reduce_layout(values, layout, compares_context_parallel(values, device))
+    return _small(computed, layout, reduced, STEP, {}, device=device)
 
 
 def resumed_run(values: Mapping[str, FlagValue], layout: Layout, device: str = CPU) -> SmallRun:
     """Return four iterations of a recipe's reduced layout, with its dropout and its precision, on a CPU without FP8.
 
-    Context parallelism has no state, and no kernels that give the same result twice.
+    Context parallelism has no state, and on a GPU no kernels that give the same result twice.
     """
     kept = {name: value for name, value in values.items() if name in RESUMED}
     if kept.get("lr_decay_style") == "WSD":
         kept["lr_wsd_decay_iters"] = 1
-    return _small(values, layout, reduce_layout(values, layout), COURSE, kept, device=device)
+    if kept.get("dataloader_type") == "cyclic":
+        # Ranks of two can only get different numbers of micro batches if these have one sample each.
+        layout = replace(layout, micro_batch=1)
+    reduced = reduce_layout(values, layout, context_parallel=False)
+    if values.get(RAMP):
+        kept |= _ramp(reduced.layout, wsd="lr_wsd_decay_iters" in kept)
+    return _small(values, layout, reduced, COURSE, kept, device=device)
+
+
+def _ramp(layout: Layout, wsd: bool) -> dict[str, FlagValue]:
+    """Return the flags of a batch ramp: the second half of the iterations has twice the batch of the first half."""
+    # Virtual stages need as many micro batches as there are stages.
+    start = layout.micro_batch * layout.dp * (layout.pp if layout.vp > 1 else 1)
+    found: dict[str, FlagValue] = {
+        RAMP: [start, start, HALF * start],
+        "global_batch_size": 2 * start,
+        "train_samples": 3 * HALF * start,
+        "lr_warmup_samples": start,
+        **dict.fromkeys(("train_iters", "lr_warmup_iters", "lr_wsd_decay_iters")),
+    }
+    return {**found, "lr_wsd_decay_samples": start} if wsd else found
+
+
+def ramped_microbatches(run: SmallRun) -> list[int]:
+    """Return the number of micro batches in each iteration of a run with a batch ramp."""
+    ramp = run.values[RAMP]
+    assert isinstance(ramp, list)
+    first = int(ramp[0]) // (run.layout.micro_batch * run.layout.dp)
+    return [first] * HALF + [2 * first] * HALF
+
+
+def with_other_rate(run: SmallRun) -> SmallRun:
+    """Return a run with twice the learning rate."""
+    return replace(run, values={**run.values, **{name: 2 * float(COURSE[name]) for name in ("lr", "min_lr")}})  # type: ignore[arg-type]
 
 
 def resharded_runs(
@@ -164,11 +211,16 @@ def _small(
     small["global_batch_size"] = reduced.layout.global_batch
     small |= {**_ALWAYS, **(_cpu_flags() if device == CPU else {"transformer_impl": "transformer_engine"})}
     small |= {**course, **stated}
+    if device == CPU and masks_documents(values):
+        small |= {RESET_MASK: True, "no_create_attention_mask_in_dataloader": None}
     return SmallRun({name: value for name, value in small.items() if value is not None}, reduced.layout)
 
 
 def reference(run: SmallRun) -> SmallRun:
-    """Return the same model on one rank, with the same micro batches and none of the settings that divide work."""
+    """Return the same model on one rank, with none of the settings that divide work.
+
+    It has micro batches of one sample, unless a larger micro batch has a legitimate effect.
+    """
     values = {name: value for name, value in run.values.items() if not divides(name) and name != RESHARDABLE}
     if run.values.get("fp8_param_gather"):
         # Only the distributed optimizer trains FP8 weights.
@@ -176,11 +228,26 @@ def reference(run: SmallRun) -> SmallRun:
     # The same padded vocabulary: Megatron pads to a multiple of this times TP.
     values["make_vocab_size_divisible_by"] = _int(run.values, "make_vocab_size_divisible_by") * run.layout.tp
     layout = run.layout
+    micro_batch = layout.micro_batch if _depends_on_micro_batch(run) else 1
+    values["micro_batch_size"] = micro_batch
     alone = replace(
-        layout, world=1, tp=1, pp=1, vp=1, cp=1, ep=1, dp=1,
-        microbatches=layout.global_batch // layout.micro_batch,
+        layout, world=1, tp=1, pp=1, vp=1, cp=1, ep=1, dp=1, micro_batch=micro_batch,
+        microbatches=layout.global_batch // micro_batch,
     )  # fmt: skip
     return SmallRun(values, alone)
+
+
+def _depends_on_micro_batch(run: SmallRun) -> bool:
+    """Return whether gradients legitimately depend on the micro batch size, or differ by rounding that is not small."""
+    values = run.values
+    if run.low_precision or (values.get("eod_mask_loss") and not values.get("calculate_per_token_loss")):
+        return True
+    if not values.get("num_experts"):
+        return False
+    stated = values.get("moe_router_load_balancing_type") or "aux_loss"
+    balanced = set(stated if isinstance(stated, list) else [stated])
+    by_micro_batch = ("moe_expert_capacity_factor", "moe_router_quantile_balancing_ema")
+    return not balanced <= _BALANCED_BY_SEQUENCE or any(values.get(name) for name in by_micro_batch)
 
 
 def _layout_flags(values: Mapping[str, FlagValue], reduced: Reduced) -> dict[str, FlagValue]:

@@ -18,6 +18,7 @@ def install(like_te: bool) -> None:
     _mark_norms()
     _add_biases_of_experts()
     _recompute_without_fp8()
+    _attend_across_ranks()
     if like_te:
         _duplicate_latent_projections()
         _keep_biases_of_experts_apart()
@@ -87,6 +88,61 @@ def _recompute_without_fp8() -> None:
     if not hasattr(module, "FP8GlobalStateManager"):
         module.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False)
         module.activation_recompute_forward = module.fp8_autocast = lambda **named: nullcontext()
+
+
+def _attend_across_ranks() -> None:
+    """Let Megatron's own attention serve context parallelism, as Transformer Engine's does.
+
+    Each rank has two chunks of every sequence, one from each end. Its queries attend to the keys of all ranks.
+    """
+    module: Any = importlib.import_module("megatron.core.transformer.dot_product_attention")
+    masks: Any = importlib.import_module("megatron.core.transformer.utils")
+    state: Any = importlib.import_module("megatron.core.parallel_state")
+    mappings: Any = importlib.import_module("megatron.core.tensor_parallel.mappings")
+    attention = module.DotProductAttention
+    initialize, forward = attention.__init__, attention.forward
+
+    @functools.wraps(initialize)
+    def initialize_part(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
+        size, config.context_parallel_size = config.context_parallel_size, 1
+        try:
+            initialize(self, config, *arguments, **named)
+        finally:
+            config.context_parallel_size = size
+        if size > 1:
+            # Megatron would make the mask of a window for queries at the start of the sequence.
+            self.window, self.scale_mask_softmax.window_size = self.scale_mask_softmax.window_size, None
+
+    @functools.wraps(forward)
+    def forward_part(self: Any, query: Any, key: Any, value: Any, mask: Any, *arguments: Any, **named: Any) -> Any:
+        group = state.get_context_parallel_group()
+        size = group.size()
+        if size == 1:
+            return forward(self, query, key, value, mask, *arguments, **named)
+        chunks = _chunks(size)
+        places = [chunks.index(chunk) for chunk in range(2 * size)]
+        whole = []
+        for part in (key, value):
+            gathered = mappings.gather_from_sequence_parallel_region(part, True, group)
+            pieces = gathered.chunk(2 * size)
+            whole.append(torch.cat([pieces[place] for place in places]))
+        if mask is None or self.window is not None:
+            length = whole[0].shape[0]
+            if self.window is None:
+                every = masks.get_default_causal_mask(length)
+            else:
+                every = masks.get_sliding_window_causal_mask(length, length, self.window)
+            rows = every.chunk(2 * size)
+            own = chunks[2 * group.rank() : 2 * group.rank() + 2]
+            mask = torch.cat([rows[chunk] for chunk in own])
+        return forward(self, query, *whole, mask, *arguments, **named)
+
+    attention.__init__, attention.forward = initialize_part, forward_part
+
+
+def _chunks(size: int) -> list[int]:
+    """Return which chunks of a sequence `size` ranks of context parallelism have, rank after rank."""
+    return [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
 
 
 def _duplicate_latent_projections() -> None:

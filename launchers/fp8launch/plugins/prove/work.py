@@ -11,7 +11,14 @@ from typing import Any
 from fp8launch.plugins.prove.judge import Check, check_gradients, check_loss, check_norm, different_copies
 from fp8launch.plugins.prove.part import Part
 from fp8launch.plugins.prove.reduced_layout import layout_text
-from fp8launch.plugins.prove.resuming import check_reshard, check_resume, whole_course, why_not_saved
+from fp8launch.plugins.prove.resuming import (
+    check_other_rate,
+    check_reshard,
+    check_resume,
+    ignored_ramp,
+    whole_course,
+    why_not_saved,
+)
 from fp8launch.plugins.prove.session import NoVerdict, Reference, Session, Training
 from fp8launch.plugins.prove.small import SmallRun, reference, resharded_runs, resumed_run, small_run
 from fp8launch.plugins.prove.trials import Trial, by_relevance, trials_of
@@ -239,7 +246,13 @@ def _resume(session: Session, run: SmallRun, record: Mapping[str, Any]) -> Check
         if unsaved:
             return Check("resume", False, unsaved)
         return f"resume: the uninterrupted training ended with {missing}"
-    return check_resume(session, course, run, record, whole)
+    ramp = ignored_ramp(run, whole)
+    if ramp:
+        return Check("resume", False, ramp)
+    check = check_resume(session, course, run, record, whole)
+    if check.ok and run.values.get("override_opt_param_scheduler"):
+        return check_other_rate(session, course, run, record) or check
+    return check
 
 
 def _reshard(session: Session, reshard: Reshard, record: Mapping[str, Any]) -> Check | str:

@@ -190,7 +190,7 @@ class HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = {key: value for key, value in (kwargs or {}).items() if key != "pin_memory"}
         name = getattr(func, "__name__", "")
         if name in ("cuda", "pin_memory"):  # Pinning needs a driver; its only use is the copy to a GPU.
             return args[0]
