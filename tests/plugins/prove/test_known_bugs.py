@@ -94,7 +94,8 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
         ("model.mtp_num_layers=1", "parallel.pp=2", "megatron.decoupled_lr=2.0e-2"), "gradients", "0.17", "0.19",
     ),
     "expert-rng-resume": (
-        (EXPERTS, "parallel.ep=2", "megatron.moe_router_force_load_balancing=true"), "resume", "0.19", None,
+        (EXPERTS, "parallel.ep=2", "megatron.moe_router_force_load_balancing=true", "checkpoint.dir=checkpoints"),
+        "resume", "0.19", None,
     ),
     # Nothing draws from the stream that the checkpoint lacks, so the run is the same.
     "expert-rng-resume, without forced routes": (

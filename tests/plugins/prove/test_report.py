@@ -19,3 +19,9 @@ def test_lines_fit_a_terminal_and_break_between_words() -> None:
     # A number and its percent sign stay together.
     assert "0.36 %" in lines[3]
     assert " ".join(line.strip() for line in lines).count("a (1)") == 20
+
+
+def test_a_name_that_does_not_fit_stays_indented() -> None:
+    name = "optimizer.state.exp_avg_sq.decoder.layers.mlp.experts.experts.linear_fc2.bias"
+    proof = Proof((Check("resume", False, "not the same", (Difference(name, None, 0.36),)),), (), "DP 2", "DP 2")
+    assert list(proof.lines())[1:] == [f"    {name}:", "        off by 36 %"]

@@ -196,6 +196,15 @@ def test_a_resumed_run_keeps_what_it_resumes_with() -> None:
     assert "bf16" not in small_run(run.args.values, run.layout).values
 
 
+def test_routes_are_random_where_checkpoints_are_saved() -> None:
+    forced = "moe_router_force_load_balancing"
+    run = prepare("gpt_oss_120b_tensorwise_h100")
+    assert run.args.values[forced]
+    assert forced not in resumed_run(run.args.values, run.layout).values
+    run = prepare("gpt_oss_120b_tensorwise_h100", ["checkpoint.dir=checkpoints"])
+    assert resumed_run(run.args.values, run.layout).values[forced]
+
+
 def test_nothing_of_the_machine_is_read() -> None:
     """Neither data nor checkpoints, and no file that a flag names."""
     recipe = prepare("tiny_cpu", ["checkpoint.dir=/nowhere/checkpoints", "data.cache=/nowhere/cache"])

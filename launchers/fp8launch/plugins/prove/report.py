@@ -77,8 +77,15 @@ class Proof:
 
 def folded(text: str) -> list[str]:
     """Break a text into lines that fit a terminal. A number stays with its percent sign."""
-    bound = text.replace(" %", "\xa0%")
-    lines = textwrap.wrap(bound, _WIDTH, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+    bound = text.lstrip().replace(" %", "\xa0%")
+    lines = textwrap.wrap(
+        bound,
+        _WIDTH,
+        initial_indent=" " * (len(text) - len(text.lstrip())),
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return [line.replace("\xa0%", " %") for line in lines]
 
 

@@ -95,6 +95,9 @@ def resumed_run(values: Mapping[str, FlagValue], layout: Layout, device: str = C
     Context parallelism has no state, and on a GPU no kernels that give the same result twice.
     """
     kept = {name: value for name, value in values.items() if name in RESUMED}
+    if not values.get("save"):
+        # A benchmark without checkpoints. Megatron cannot resume random routes (advisory expert-rng-resume).
+        kept.pop("moe_router_force_load_balancing", None)
     if kept.get("lr_decay_style") == "WSD":
         kept["lr_wsd_decay_iters"] = 1
     if kept.get("dataloader_type") == "cyclic":
