@@ -10,8 +10,13 @@ from typing import Any
 from fp8launch.megatron.schema import load_schema
 
 TOP = Path(__file__).resolve().parents[1]
-MODELS = sorted(path.stem for path in (TOP / "recipes/models").glob("*.yaml") if path.stem != "tiny")
-EXPERTS = ("deepseek_v3", "gpt_oss_120b", "gpt_oss_20b", "kimi_k2", "mixtral_8x7b", "qwen3_235b_a22b", "qwen3_30b_a3b")
+# A tiny model, models with layers without positions, whose number Megatron restricts, and experimental attention.
+NOT_DRAWN = ("tiny", "llama4_scout", "llama4_maverick", "qwen3_next_80b_a3b", "deepseek_v3_2")
+MODELS = sorted(path.stem for path in (TOP / "recipes/models").glob("*.yaml") if path.stem not in NOT_DRAWN)
+EXPERTS = (
+    "deepseek_v3", "glm4_5", "glm4_5_air", "gpt_oss_120b", "gpt_oss_20b", "kimi_k2", "mixtral_8x7b", "qwen3_235b_a22b",
+    "qwen3_30b_a3b",
+)  # fmt: skip
 LATENT = ("deepseek_v3", "kimi_k2")
 # Mostly one GPU of each kind: a rehearsal imports its software anew for another.
 HOPPER = ("h100", "h100", "h100", "h100", "h200")
@@ -21,7 +26,9 @@ ON_BLACKWELL = ("bf16", "tensorwise", "delayed", "mxfp8", "nvfp4")
 # Releases of Transformer Engine to draw for each Megatron.
 ENGINES = {"0.17": ("2.14",), "0.18": ("2.16",), "0.19": ("2.20", "2.20", "2.16")}
 # Models with too many heads for a hidden size of 2048.
-HEADS = {"llama3_1_405b": 32, "nemotron4_340b": 32, "llama3_70b": 32, "nemotron4_15b": 32, "qwen3_14b": 32}
+HEADS = dict.fromkeys(
+    ("glm4_5", "glm4_5_air", "llama3_1_405b", "llama3_70b", "nemotron4_15b", "nemotron4_340b", "qwen3_14b"), 32
+)
 # Models whose attention FlashAttention 3 does not have: other head sizes, or learned sinks.
 NO_FLASH = (*LATENT, "gpt_oss_120b", "gpt_oss_20b")
 # Flags that belong in the section `model` of a recipe.

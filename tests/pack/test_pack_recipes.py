@@ -69,6 +69,14 @@ def test_every_part_is_used_or_offered() -> None:
     used = {file for recipe in [*HEADLINE, *PEERS, *STUDIES] for file in load_recipe(str(recipe)).files}
     parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(PEERS) - set(STUDIES)
     offered = {"models/gpt_oss_20b", "models/kimi_k2", "data/mock", "data/indexed_example", "moe/layer_graphs"}
+    offered |= {
+        "models/qwen3_next_80b_a3b",
+        "models/deepseek_v3_2",
+        "models/glm4_5",
+        "models/glm4_5_air",
+        "models/llama4_scout",
+        "models/llama4_maverick",
+    }
     # `--set precision.recipe=...` picks any of these.
     chosen = {f"precision/{name}" for name in precision_names()}
     assert {name_of(part) for part in parts - used} - chosen == offered

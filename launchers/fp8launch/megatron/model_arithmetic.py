@@ -231,8 +231,8 @@ def why_not_counted(args: Arguments) -> str | None:
             return "the hybrid model has no layer pattern that Megatron accepts"
         if others := sorted(set(hybrid.decoder + hybrid.mtp) - set(HYBRID_COUNTED)):
             return f"hybrid models with layers of kind {', '.join(others)} are not modelled, only {HYBRID_COUNTED}"
-    if args.get("experimental_attention_variant") in ("gated_delta_net", "kimi_delta_attention"):
-        return "models with linear attention are not modelled"
+    if args.get("experimental_attention_variant") in ("gated_delta_net", "kimi_delta_attention", "dsa"):
+        return "models with linear or sparse attention are not modelled"
     return None
 
 

@@ -66,6 +66,11 @@ def test_kinds_of_layers_and_experts_stay() -> None:
     assert (values["num_experts"], values["moe_router_topk"], values["moe_router_num_groups"]) == (4, 2, 2)
 
 
+def test_layers_without_positions_stay() -> None:
+    values = small("llama8b_fp8", "model.no_rope_freq=4", "parallel.pp=2").values
+    assert (values["num_layers"], values["no_rope_freq"]) == (2, "[0,1]")
+
+
 def test_fewer_query_groups_than_ranks_stay_fewer() -> None:
     values = small("llama70b_tensorwise_h100", "parallel.tp=8", "model.num_query_groups=4").values
     assert (values["num_query_groups"], values["tensor_model_parallel_size"]) == (1, 2)

@@ -125,6 +125,18 @@ def test_muons_update_passes_megatrons_orthogonalization() -> None:
         get_muon_scale_factor(4, 2, "other")
 
 
+def test_the_hadamard_transform_gives_shapes_and_gradients() -> None:
+    import torch
+
+    from fp8launch.plugins.rehearse.packages.fast_hadamard_transform import hadamard_transform
+
+    x = torch.ones(2, 8, dtype=torch.bfloat16, requires_grad=True)
+    out = hadamard_transform(x, scale=0.5)
+    assert (out.shape, out.dtype) == (x.shape, x.dtype)
+    out.sum().backward()
+    assert x.grad is not None
+
+
 def test_linear_attention_wants_shapes_that_fit_and_gives_gradients() -> None:
     import torch
 

@@ -332,6 +332,9 @@ def _layers(
     """
     layers = _int(values, "num_layers")
     lists = {name: kinds for name in _LISTS if (kinds := _kinds(values.get(name)))}
+    if every := _int(values, "no_rope_freq"):
+        # Megatron refuses a frequency that does not divide the number of layers.
+        lists["no_rope_freq"] = [0] * (every - 1) + [1]
     usual = _int(small, "num_layers")
     # What the rehearsal cannot shorten is shortened here.
     per_chunk = max(1, -(-max((len(set(kinds)) for kinds in lists.values()), default=1) // chunks), 2 // chunks)

@@ -26,6 +26,7 @@ MODULES = {
     "emerging_optimizers.orthogonalized_optimizers.muon_utils": "emerging_optimizers",
     "emerging_optimizers.scalar_optimizers": "emerging_optimizers",
     "emerging_optimizers.soap": "emerging_optimizers",
+    "fast_hadamard_transform": "fast_hadamard_transform",
     "fla": "fla",
     "fla.modules.convolution": "fla",
     "fla.modules.l2norm": "fla",
