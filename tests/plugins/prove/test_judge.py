@@ -77,6 +77,13 @@ def test_each_tensor_counts_once_in_the_norm() -> None:
     assert not check_norm(5.1, {"a": 3.0, "b": 4.0}, gradients).ok
 
 
+def test_parts_of_a_tensor_count_as_one() -> None:
+    parts = {"in_proj.weight.query": row(3.0), "in_proj.weight.key": row(4.0)}
+    assert check_norm(5.0, {"in_proj.weight": 5.0}, parts).ok
+    (half,) = check_norm(2.5, {"in_proj.weight": 2.5}, parts).differences
+    assert (half.tensor, half.factor) == ("in_proj.weight", 0.5)
+
+
 # On an H100: a layout with TP 2 against one rank in tensorwise FP8, and one rank against itself with other roundings.
 LOW = {"a": row(difference=0.086, scale=1.002), "b": row(difference=0.009, scale=0.996)}
 

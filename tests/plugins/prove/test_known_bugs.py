@@ -30,6 +30,7 @@ EXPERTS = (
     "model={num_experts: 4, moe_ffn_hidden_size: 64, moe_router_topk: 2, moe_router_load_balancing_type: aux_loss,"
     " moe_aux_loss_coeff: 0.1}"
 )
+LINEAR = "model={experimental_attention_variant: gated_delta_net, linear_attention_freq: 2}"
 BY_SEQUENCE = EXPERTS.replace("aux_loss,", "seq_aux_loss,")
 PER_TOKEN = "megatron.calculate_per_token_loss=true"
 DOCUMENTS = "megatron.eod_mask_loss=true"
@@ -60,6 +61,8 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
         (MASKED, "model.num_layers=4", "parallel.pp=4", "resources.gpus_per_node=4"), "gradients", "0.19", None,
     ),
     "reset-attn-mask-pp, no inner stage": ((MASKED, "parallel.pp=2"), "gradients", None, "0.19"),
+    "gdn-outnorm-tp": ((LINEAR, "parallel={tp: 2, sequence: false}"), "gradients", "0.19", None),
+    "gdn-outnorm-tp, sequence parallel": ((LINEAR, "parallel={tp: 2, sequence: auto}"), "gradients", None, "0.19"),
     "cp-local-mean": (("parallel.cp=2", DOCUMENTS), "gradients", "0.19", None),
     "cp-local-mean, per token": (("parallel.cp=2", PER_TOKEN_DOCUMENTS), "gradients", None, "0.19"),
     "mtp-cp-norm": ((PREDICTION, "parallel.cp=2", PER_TOKEN_DOCUMENTS), "gradients", "0.19", None),

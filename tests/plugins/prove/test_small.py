@@ -148,6 +148,16 @@ def test_of_a_hybrid_only_attention_is_compared() -> None:
     assert values["num_layers"] == 2
 
 
+def test_linear_attention_is_computed_on_a_cpu() -> None:
+    variant = "model={experimental_attention_variant: gated_delta_net, linear_attention_freq: 2}"
+    run = prepare("tiny_cpu", [variant])
+    values = small_run(run.args.values, run.layout).values
+    assert (values["experimental_attention_variant"], values["linear_num_value_heads"]) == ("gated_delta_net", 4)
+    assert "experimental_attention_variant" not in not_computed(run.args.values, CPU)
+    assert not_computed(run.args.values, CUDA)["experimental_attention_variant"] == "not compared yet"
+    assert "experimental_attention_variant" not in small_run(run.args.values, run.layout, CUDA).values
+
+
 def test_an_unknown_flag_is_not_covered() -> None:
     run = prepare("tiny_cpu", ["megatron.flash_decode=true", "megatron.mrope_section=[2,2,2]"])
     found = not_computed(run.args.values)

@@ -22,6 +22,8 @@ _TE = "needs Transformer Engine"
 _GPU = "needs a GPU"
 _NCCL = "needs NCCL"
 _UNKNOWN = "`prove` does not know it"
+_VARIANT = "experimental_attention_variant"
+_KERNELS = "no Mamba and no sparse attention without kernels for a GPU"
 _FSDP = "the proof trains without FSDP"
 _ADAM = "the proof trains with Adam"
 _LOCAL = "only Megatron's own layers read it"
@@ -43,9 +45,9 @@ _LEFT_OUT = {
         cp_comm_type hierarchical_* fused_* no_fused_* memory_efficient_* mla_down_proj_fusion
         batch_invariant_mode use_grouped_gemm_for_* moe_single_grouped_* *_glu_interleave_size flash_attention_version
     """,
-    "no Mamba and no linear attention without kernels for a GPU": """
-        hybrid_layer_pattern hybrid_override_pattern is_hybrid_model mamba_* linear_* mtp_hybrid_override_pattern
-        experimental_attention_variant dsa_* no_dsa_*
+    _KERNELS: """
+        hybrid_layer_pattern hybrid_override_pattern is_hybrid_model mamba_* mtp_hybrid_override_pattern
+        dsa_* no_dsa_*
     """,
     _GPU: """
         cuda_graph* enable_cuda_graph external_cuda_graph inference_* high_priority_* *_num_sms* moe_flex_*
@@ -141,7 +143,7 @@ _COMPUTED = """
     moe_router_enable_expert_bias moe_router_bias_update_rate moe_router_load_balancing_type moe_aux_loss_coeff
     moe_router_quantile_balancing_ema moe_z_loss_coeff moe_shared_expert_intermediate_size moe_shared_expert_gate
     moe_token_dispatcher_type moe_token_drop_policy moe_expert_capacity_factor moe_pad_expert_input_to_capacity
-    moe_apply_probs_on_input
+    moe_apply_probs_on_input experimental_attention_variant linear_*
     calculate_per_token_loss eod_mask_loss reset_position_ids weight_decay no_weight_decay_cond_type
     apply_wd_to_qk_layernorm decoupled_lr decoupled_min_lr adam_beta2 use_mup mup_*
 """
@@ -151,6 +153,8 @@ def why_left_out(name: str, value: FlagValue, device: str = CPU) -> str | None:
     """Return why a proof leaves a flag out, None for one that it computes. Empty: nothing is lost without it."""
     if device == CUDA and _matches(name, _ON_GPU):
         return None
+    if device == CUDA and name == _VARIANT and value:
+        return _ELSEWHERE
     reason = _why_not_on_cpu(name, value)
     return _ELSEWHERE if device == CUDA and reason in (_TE, _GPU, _NCCL) else reason
 
@@ -158,6 +162,8 @@ def why_left_out(name: str, value: FlagValue, device: str = CPU) -> str | None:
 def _why_not_on_cpu(name: str, value: FlagValue) -> str | None:
     if name == "moe_token_dispatcher_type":
         return _GPU if value == "flex" else None
+    if name == _VARIANT:
+        return None if value in (None, "gated_delta_net") else _KERNELS
     for reason, names in _LEFT_OUT.items():
         if _matches(name, names):
             # Off is what the proof computes anyway.

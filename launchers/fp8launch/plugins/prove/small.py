@@ -304,6 +304,14 @@ def _widths(values: Mapping[str, FlagValue], tp: int, real_tp: int) -> dict[str,
         }
     elif heads:
         found["num_attention_heads"] = 2 * tp
+    if values.get("experimental_attention_variant") == "gated_delta_net":
+        several = (_int(values, "linear_num_value_heads") or 32) > (_int(values, "linear_num_key_heads") or 16)
+        found |= {
+            "linear_key_head_dim": HEAD,
+            "linear_value_head_dim": HEAD,
+            "linear_num_key_heads": 2 * tp,
+            "linear_num_value_heads": (4 if several else 2) * tp,
+        }
     window = values.get("window_size")
     if isinstance(window, list):
         found["window_size"] = [min(int(side), SEQUENCE // 4) for side in window]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ def install(like_te: bool) -> None:
     _add_biases_of_experts()
     _recompute_without_fp8()
     _attend_across_ranks()
+    _attend_linearly()
     if like_te:
         _duplicate_latent_projections()
         _keep_biases_of_experts_apart()
@@ -143,6 +144,83 @@ def _attend_across_ranks() -> None:
 def _chunks(size: int) -> list[int]:
     """Return which chunks of a sequence `size` ranks of context parallelism have, rank after rank."""
     return [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
+
+
+def _attend_linearly() -> None:
+    """Let Megatron's own layers build GatedDeltaNet, for which Megatron requires Transformer Engine and kernels.
+
+    Megatron has the gated delta rule in PyTorch. The convolution and the norm are short.
+    """
+    specs: Any = importlib.import_module("megatron.core.models.gpt.experimental_attention_variant_module_specs")
+    layers: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+    backends: Any = importlib.import_module("megatron.core.models.backends")
+    build: Any = importlib.import_module("fp8launch.injob.rank.gpt_model")
+    rule = None
+    for module in _modules_of_delta_net():
+        rule = getattr(module, "torch_chunk_gated_delta_rule", rule)
+        module.HAVE_FLA, module.l2norm, module.causal_conv1d = True, _l2norm, _causal_convolution
+        module.chunk_gated_delta_rule = rule
+    specs._get_backend_spec_provider = lambda config: backends.LocalSpecProvider()
+    delta_net_spec, block_spec = specs.get_gated_delta_net_module_spec, build.get_gpt_decoder_block_spec
+
+    def delta_net_of_own_layers(config: Any, backend: Any = None) -> Any:
+        spec = delta_net_spec(config, backend)
+        spec.submodules.in_proj = backend.column_parallel_linear()
+        spec.metainfo["fuse_input_layernorm"] = False
+        return spec
+
+    def attention_of_own_layers(config: Any, backend: Any = None) -> Any:
+        options = {name: getattr(config, name) for name in ("qk_layernorm", "multi_latent_attention", "normalization")}
+        spec = layers.get_gpt_layer_local_spec(**options).submodules.self_attention
+        spec.metainfo["fuse_input_layernorm"] = False
+        return spec
+
+    def block_of_variant(config: Any, *arguments: Any, vp_stage: int | None = None, **named: Any) -> Any:
+        if config.experimental_attention_variant is None:
+            return block_spec(config, *arguments, vp_stage=vp_stage, **named)
+        return specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage)
+
+    specs.get_gated_delta_net_module_spec = delta_net_of_own_layers
+    specs._get_self_attention_module_spec = attention_of_own_layers
+    build.get_gpt_decoder_block_spec = block_of_variant
+    with suppress(ImportError):  # since 0.19
+        _predict_with_linear_attention(importlib.import_module("megatron.training.models.gpt"), layers)
+
+
+def _predict_with_linear_attention(models: Any, layers: Any) -> None:
+    """Build the layers of multi-token prediction like the model's last layer, as Megatron-Bridge does.
+
+    Megatron-LM 0.19 refuses them with an attention variant.
+    """
+    prediction_spec = models.mtp_block_spec
+
+    def prediction_of_variant(config: Any, spec: Any, vp_stage: int | None = None) -> Any:
+        model = config.transformer
+        if not model.mtp_num_layers or model.experimental_attention_variant is None or not spec.layer_specs:
+            return prediction_spec(config, spec, vp_stage)
+        return layers.get_gpt_mtp_block_spec(model, spec, use_transformer_engine=False, vp_stage=vp_stage)
+
+    models.mtp_block_spec = prediction_of_variant
+
+
+def _modules_of_delta_net() -> list[Any]:
+    """Return the modules that use the kernels: one until 0.18, several in 0.19."""
+    package: Any = importlib.import_module("megatron.core.ssm.gated_delta_net")
+    if not hasattr(package, "__path__"):
+        return [package]
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in ("common", "gdn")]
+
+
+def _l2norm(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * torch.rsqrt((tensor * tensor).sum(-1, keepdim=True) + 1e-6)
+
+
+def _causal_convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, **others: Any) -> tuple[torch.Tensor, None]:
+    """Convolve each channel of x [batch, sequence, channels] with its `weight` [channels, width]; apply SiLU."""
+    width = weight.shape[-1]
+    padded = torch.nn.functional.pad(x.transpose(1, 2), (width - 1, 0))
+    result = torch.nn.functional.conv1d(padded, weight.unsqueeze(1), bias, groups=weight.shape[0])
+    return torch.nn.functional.silu(result).transpose(1, 2), None
 
 
 def _duplicate_latent_projections() -> None:
