@@ -130,15 +130,19 @@ def _of_older(
     by_name = {one.run.name: one for one in older}
     for name in (FITTED, HELD_OUT):
         found: dict[str, list[float]] = defaultdict(list)
-        within = []
+        within: dict[str, list[bool]] = defaultdict(list)
         for run, error, one in zip(groups[name], off[name], known[name], strict=True):
             found[_class_of(one)].append(error)
             released = _as_released(by_name[run.name], error)
             found[f"{_class_of(one)}, as released"].append(error if released is None else released)
             rest = [other for other in others if other.situation.model != one.situation.model or name == HELD_OUT]
-            within.append(abs(error) <= uncertainty(one.situation, rest))
-        lines += [f"{name}: {words:32s} {summary(found[words])}" for words in sorted(found)]
-        lines.append(f"{name}: {sum(within)} of {len(within)} within the uncertainty that the other runs state")
+            within[_class_of(one)].append(abs(error) <= uncertainty(one.situation, rest))
+        for words in sorted(found):
+            worst = max(map(abs, found[words]))
+            lines.append(f"{name}: {words:32s} {summary(found[words])}  worst {worst:.1%}")
+        for words in sorted(within):
+            share = f"{sum(within[words])} of {len(within[words])}"
+            lines.append(f"{name}: {words:32s} {share} within the uncertainty that the other runs state")
     return "\n```\n" + "\n".join(lines) + "\n```\n"
 
 

@@ -58,8 +58,12 @@ def test_every_known_run_has_a_weight_and_a_plausible_error() -> None:
                 "no measured run on H200 with a dense model above 32768 tokens per sequence",
             ],
         ),
+        (
+            Situation("b200", "dense", "delayed", "other", 8, 131072, 0.0),
+            ["few measured runs are similar in model, GPU, precision and size"],
+        ),
     ],
-    ids=["known", "GPU", "scale", "precision and length"],
+    ids=["known", "GPU", "scale", "precision and length", "few similar"],
 )
 def test_an_extrapolation_is_named(situation: Situation, sentences: list[str]) -> None:
     assert extrapolations(situation) == sentences

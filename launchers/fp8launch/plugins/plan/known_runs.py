@@ -25,7 +25,8 @@ COVERED = 0.9
 _OTHER_KIND, _OTHER_ARCHITECTURE, _OTHER_GPU, _OTHER_PRECISION, _OTHER_MODEL = 3.0, 1.5, 0.5, 0.5, 1.25
 _PER_DOUBLING_OF_GPUS, _PER_DOUBLING_OF_SEQUENCE, _PER_HOST_SHARE = 0.15, 0.3, 4.0
 # Every situation also has one imaginary run with this weight and error, so that few known runs cannot promise much.
-_UNKNOWN_WEIGHT, _UNKNOWN_ERROR = 0.15, 0.3
+# With a smaller weight, older results on Blackwell and of models with experts were covered in fewer than eight in ten.
+_UNKNOWN_WEIGHT, _UNKNOWN_ERROR = 0.25, 0.3
 # A host share beyond the known ones by more than this is an extrapolation.
 _NOTICEABLE_SHARE = 0.05
 
@@ -78,7 +79,7 @@ def uncertainty(situation: Situation, runs: Sequence[KnownRun] | None = None) ->
     """Return the relative error of the step time that eight in ten similar runs do not exceed."""
     weighted = [(_UNKNOWN_ERROR, _UNKNOWN_WEIGHT)]
     for run in known_runs() if runs is None else runs:
-        weighted.append((abs(run.error), run.weight * math.exp(-_distance(situation, run.situation))))
+        weighted.append((abs(run.error), _weight(situation, run)))
     weighted.sort()
     left = COVERED * sum(weight for _, weight in weighted)
     for error, weight in weighted:
@@ -86,6 +87,10 @@ def uncertainty(situation: Situation, runs: Sequence[KnownRun] | None = None) ->
         if left <= 0:
             return error
     return weighted[-1][0]
+
+
+def _weight(situation: Situation, run: KnownRun) -> float:
+    return run.weight * math.exp(-_distance(situation, run.situation))
 
 
 def _distance(one: Situation, other: Situation) -> float:
@@ -126,6 +131,9 @@ def extrapolations(situation: Situation) -> list[str]:
     share = max(other.host for other in alike)
     if situation.host > share + _NOTICEABLE_SHARE:
         found.append(f"no measured run on {name} with {kind} waits for the host for over {share:.0%} of a step")
+    similar = sum(_weight(situation, run) for run in known_runs())
+    if not found and (1 - COVERED) * (similar + _UNKNOWN_WEIGHT) < _UNKNOWN_WEIGHT:
+        found.append("few measured runs are similar in model, GPU, precision and size")
     return found
 
 
