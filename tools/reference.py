@@ -1,26 +1,34 @@
 """Write what the docs repeat from the code: `python tools/reference.py`.
 
-Whole pages: docs/recipe_reference.md and docs/cluster_reference.md, from the pydantic schemas, and docs/advisories.md,
-from the table of known bugs. Tables between the marks
+Whole pages: docs/recipe_reference.md and docs/cluster_reference.md, from the pydantic schemas, docs/advisories.md,
+from the table of known bugs, and docs/command_reference.md, from the command line. Examples in docs/read_results.md are
+the output of real commands. Tables between the marks
 of docs/gpus.md and docs/failures.md: from the GPUs and the check's rules, and from the failure patterns. With
 `--check`, say which are stale and exit with 1 instead.
 """
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
+import subprocess
 import sys
+import tarfile
+import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fp8launch import engines
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
+from fp8launch.cli import cli, commands
 from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.hardware.quantization import UNQUANTIZED, precision_names
@@ -328,6 +336,117 @@ def _advisory(row: Advisory) -> Iterator[str]:
     yield f"- Source: <{row.source}>"
 
 
+def command_page() -> str:
+    """Return the page of all commands: usage, help text and options, in the groups of `fp8launch --help`."""
+    groups: dict[str, list[str]] = {}
+    for name, command in commands().items():
+        group = groups.setdefault(command.group, [])
+        group.insert(group.index(command.before) if command.before in group else len(group), name)
+    context = click.Context(cli, info_name="fp8launch")
+    lines = [
+        "# Command reference",
+        "",
+        MADE,
+        "",
+        "What `fp8launch COMMAND --help` prints, on one page. For the commands in the order of their use, and",
+        "for the [exit codes](first_steps.md#exit-codes), see [first steps](first_steps.md).",
+        "",
+        "| group | commands |",
+        "|---|---|",
+        *(
+            f"| {group} | {', '.join(f'[`{name}`](#fp8launch-{name})' for name in names)} |"
+            for group, names in groups.items()
+        ),
+        "",
+        "## fp8launch",
+        "",
+        *_options(cli, context),
+    ]
+    for names in groups.values():
+        for name in names:
+            verb = cli.get_command(context, name)
+            assert verb is not None
+            lines += _command(verb, click.Context(verb, info_name=name, parent=context))
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield the section of a command, and those of its subcommands."""
+    depth = context.command_path.count(" ") + 1
+    yield from (f"{'#' * depth} {context.command_path}", "")
+    yield f"`{' '.join([context.command_path, *command.collect_usage_pieces(context)])}`"
+    yield ""
+    yield from _help(command)
+    yield from _options(command, context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from _command(subcommand, click.Context(subcommand, info_name=name, parent=context))
+
+
+def _help(command: click.Command) -> Iterator[str]:
+    """Yield a command's help text as Markdown. Paragraphs that keep their line breaks (`\\b`) are examples."""
+    text = inspect.cleandoc(command.help or "").split("\f")[0].strip()
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            yield from ("```text", *paragraph.splitlines()[1:], "```")
+        else:
+            yield from textwrap.wrap(_prose(" ".join(paragraph.split())), 120, break_on_hyphens=False)
+        yield ""
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    rows = [
+        record
+        for parameter in command.get_params(context)
+        if isinstance(parameter, click.Option) and "--help" not in parameter.opts
+        if (record := parameter.get_help_record(context))
+    ]
+    if not rows:
+        return
+    yield "| option | meaning |"
+    yield "|---|---|"
+    for option, meaning in rows:
+        yield f"| `{_cell(option)}` | {_cell(_prose(' '.join(meaning.split())))} |"
+    yield ""
+
+
+def _prose(text: str) -> str:
+    """Return a help text as Markdown: what looks like a tag or emphasis is not markup there."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<>*_])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def results_page(text: str) -> str:
+    """Return the page about results with what its commands print about the measured logs."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(ROOT / "benchmarks/h200/logs.tar.xz") as logs:
+            names = [f"2026-11-20-verify/{precision}.log" for precision in ("bf16", "tensorwise")]
+            for name in names:
+                target = Path(folder, name)
+                target.parent.mkdir(exist_ok=True)
+                log = logs.extractfile(name)
+                assert log is not None
+                target.write_bytes(log.read())
+        text = between_marks(text, "parse example", _printed(folder, "parse", names[1]))
+        return between_marks(text, "compare example", _printed(folder, "compare", *names))
+
+
+def _printed(folder: str, *arguments: str) -> Iterator[str]:
+    """Yield a code block with a command and its output, 100 columns wide."""
+    env = {**os.environ, "COLUMNS": "100", "HOME": folder, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fp8launch", *arguments],
+        cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=True,
+    )  # fmt: skip
+    yield "```text"
+    yield f"$ fp8launch {' '.join(arguments)}"
+    yield from (line.rstrip() for line in done.stdout.rstrip().splitlines())
+    yield "```"
+
+
 def between_marks(text: str, name: str, lines: Iterable[str]) -> str:
     """The page with these lines in the place that its marks keep for `name`."""
     begin, end = f"<!-- {name}: python tools/reference.py -->", f"<!-- end of {name} -->"
@@ -357,6 +476,8 @@ def pages() -> dict[Path, str]:
             "Every key of a cluster profile, all optional. To use one: [clusters](clusters.md).",
         ),
         docs / "advisories.md": advisory_page(),
+        docs / "command_reference.md": command_page(),
+        docs / "read_results.md": results_page((docs / "read_results.md").read_text(encoding="utf-8")),
         docs / "gpus.md": between_marks((docs / "gpus.md").read_text(encoding="utf-8"), "gpus", gpu_table()),
         docs / "failures.md": between_marks(
             (docs / "failures.md").read_text(encoding="utf-8"), "failures", failure_table()

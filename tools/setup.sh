@@ -85,8 +85,8 @@ set_up_train() {
 
 set_up_test() {
     local version packages trackers
-    has "$venv/bin/python" pytest xdist hypothesis mypy matplotlib tensorboard pyarrow tokenizers gigatoken hydra ||
-        say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard, pyarrow and tokenizers (220 MB)"
+    has "$venv/bin/python" pytest xdist hypothesis mypy matplotlib tensorboard pyarrow tokenizers gigatoken hydra material ||
+        say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard, pyarrow, tokenizers and MkDocs (250 MB)"
     pip_install --editable '.[test]'
     for version in "${older_megatrons[@]}"; do
         [ ! -d ".cache/megatron/$version/megatron" ] || continue

@@ -18,11 +18,16 @@ ON_SLURM = ("first_cluster.md",)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page's bash blocks, without their comments."""
+def commands(page: Path) -> list[tuple[str, int]]:
+    """Return the lines of a page's bash blocks, each with the exit code that its comment states."""
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
-    lines = [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.strip()]
+    found = []
+    for line in (line for block in blocks for line in block.splitlines()):
+        command, *comment = re.split(r"\s+#", line, maxsplit=1)
+        code = re.search(r"exit code (\d+)", *comment) if comment else None
+        if command.strip():
+            found.append((command, int(code[1]) if code else 0))
+    return found
 
 
 @pytest.fixture
@@ -42,18 +47,18 @@ def shell_env(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.train
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p) and p.name not in ON_SLURM], ids=lambda p: p.name)
 def test_commands_work(page: Path, shell_env: dict[str, str], tmp_path: Path) -> None:
-    for name in ("recipes", "slurm", "tools", "docs", "Makefile"):
+    for name in ("benchmarks", "recipes", "slurm", "tools", "docs", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "src").mkdir()
     (tmp_path / "src/my-megatron").symlink_to(megatron_site("0.19"))
-    for line in commands(page):
+    for line, exit_code in commands(page):
         if line.startswith("make "):
             continue  # the set-up itself: `make test` is what runs this test, `make demo` runs below
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
             cwd=tmp_path, env=shell_env, capture_output=True, text=True, timeout=400, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        assert done.returncode == exit_code, f"$ {line}\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr
 
 
@@ -80,7 +85,7 @@ def test_the_demos_set_up_installs_what_its_commands_import() -> None:
 
 
 def test_the_readme_has_the_two_commands_of_a_fresh_machine() -> None:
-    assert [line for line in commands(ROOT / "README.md") if line.startswith("make")] == ["make demo", "make test"]
+    assert [line for line, _ in commands(ROOT / "README.md") if line.startswith("make")] == ["make demo", "make test"]
 
 
 def test_links_between_pages_lead_somewhere() -> None:
