@@ -301,6 +301,29 @@ class TestCommand:
         assert command(["compare", *names, "--force"]) == 0
         assert "2.00×!" in capsys.readouterr().out
 
+    def test_the_short_form_keeps_what_spoils_the_conclusion(self, home: Path, logs, capsys) -> None:
+        jump = Made(loss=lambda i: 10 / (1 + 0.01 * i) if i < 150 else 9.0, iterations=300, precision=FP8)
+        made = {
+            "base": Made(iterations=300),
+            "jump": jump,
+            "micro": Made(iterations=300, precision=FP8, arguments={"micro_batch_size": 2}),
+            "batch": Made(iterations=300, precision=FP8, batch=128),
+            "short": Made(iterations=4, precision=FP8, arguments={"num_workers": 1}),
+        }
+        names = [str(p) for p in logs(**made)]
+        assert command(["compare", *names]) == 1
+        short = capsys.readouterr().out.splitlines()
+        assert command(["compare", *names, "--details"]) == 1
+        assert len(capsys.readouterr().out.splitlines()) > len(short) + 5
+        for words in (
+            "jump: unhealthy: the loss rises",
+            "not valid: speed-up over bf16",
+            "micro_batch_size 2 against 1",
+            "left after warm-up",
+            "--details",
+        ):
+            assert sum(words in line for line in short) == 1, (words, short)
+
     def test_a_study_by_its_id(self, home: Path, capsys) -> None:
         write_study(
             home / "fp8launch-runs", [({"precision.recipe": p}, 1, 1, Made(precision=p)) for p in ("bf16", FP8)]

@@ -10,7 +10,6 @@ from fp8launch.cli.output import console, eprint, json_option, logs_argument, sh
 from fp8launch.cli.plugin_options import file_options
 from fp8launch.diagnostics import exit_code
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.report.comparison import Comparison
 from fp8launch.report.comparison import compare as side_by_side
 from fp8launch.report.comparison_files import comparison_files, write_comparison
 from fp8launch.report.conclusion import conclusion
@@ -33,6 +32,7 @@ _options = (
         help="Largest relative loss difference that counts as parity.",
     ),
     click.option("--force", is_flag=True, help="Print ratios between runs that cannot be compared, marked with '!'."),
+    click.option("--details", is_flag=True, help="Also explain the numbers, and list differences, parity and repeats."),
     json_option,
 )  # fmt: skip
 
@@ -47,6 +47,7 @@ def compare(
     price_per_gpu_hour: float | None,
     tolerance: float,
     force: bool,
+    details: bool,
     as_json: bool,
     **files: Path | None,
 ) -> int:
@@ -65,16 +66,12 @@ def compare(
     if as_json:
         show_json({**comparison.as_json(), "conclusion": conclusion(comparison)})
     else:
-        _show(comparison)
+        from fp8launch.report.export import to_terminal
+
+        shown = console(width=_WIDTH)
+        shown.print(to_terminal(comparison, shown.width, details))
     for option in comparison_files():
         if path := files[option.replace("-", "_")]:
             for message in write_comparison(comparison, option, path):
                 eprint(message)
     return exit_code(comparison.valid or (force and any(row.good for row in comparison.rows)))
-
-
-def _show(comparison: Comparison) -> None:
-    from fp8launch.report.export import to_terminal
-
-    shown = console(width=_WIDTH)
-    shown.print(to_terminal(comparison, shown.width))

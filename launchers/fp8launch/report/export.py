@@ -24,6 +24,7 @@ from fp8launch.report.rows import Row
 from fp8launch.report.run_report import UNITS
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.tables import Table, escaped, fitted_table, fitted_widths, markdown_table
+from fp8launch.wording import counted
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -75,14 +76,19 @@ def csv_cell(value: object) -> object:
     return value
 
 
-def to_terminal(comparison: Comparison, width: int = 120) -> RenderableType:
-    """Render the table and the remarks in `width` columns. Differences are only named.
+def to_terminal(comparison: Comparison, width: int = 120, details: bool = True) -> RenderableType:
+    """Render the table and the conclusion in `width` columns, with all remarks or only with `doubts`.
 
-    The other formats have all values. Columns that are not needed to compare are left out if there is no room.
+    Differences are only named; the other formats have all values. Columns that are not needed to compare are left out
+    if there is no room.
     """
     table = main_table(comparison.rows)
     parts: list[RenderableType] = [fitted_table(table, width), Text("")]
     parts += [Text(conclusion(comparison), style="bold"), Text("")]
+    if not details:
+        parts += [_one_line(line, width) for line in doubts(comparison)]
+        parts.append(Text("--details explains the numbers and lists all differences", style="dim"))
+        return Group(*parts)
     phases = phases_table(comparison)
     if phases:
         parts += [fitted_table(phases, width), Text("")]
@@ -97,6 +103,55 @@ def to_terminal(comparison: Comparison, width: int = 120) -> RenderableType:
         parts.append(Text(f"not shown in {width} columns, but in --md, --csv and --html: {', '.join(hidden)}"))
     parts.append(Text(style="dim"))
     return Group(*parts)
+
+
+def doubts(comparison: Comparison) -> list[str]:
+    """Return what makes the conclusion less certain: unequal work, unhealthy or missing runs, too few iterations."""
+    rows: dict[str, list[str]] = {}
+    for name, row, ratio in comparison.ratios():
+        if ratio.missing or ratio.against == row.name:
+            continue
+        if not ratio.comparability.comparable:
+            reasons = "; ".join(ratio.comparability.unlike)
+            rows.setdefault(f"not valid: {name} over {ratio.against}: {reasons}", []).append(row.name)
+        elif ratio.value is not None and ratio.comparability.noted:
+            noted = ratio.comparability.noted
+            text = "may differ from" if all(map(is_unknown, noted)) else "differs from"
+            rows.setdefault(f"* {text} {ratio.against}: {'; '.join(noted)}", []).append(row.name)
+    for row in comparison.rows:
+        differing = [note for note in row.notes if note.startswith("its runs differ")]
+        for run in row.good:
+            for problem in run.health:
+                word = "unhealthy" if problem.severity == "error" else "health warning"
+                rows.setdefault(f"{word}: {problem.message} [{problem.code}]", []).append(run.name)
+            differing += run.steady_state.notes
+        for note in dict.fromkeys(differing):
+            rows.setdefault(note, []).append(row.name)
+    lines = []
+    if not comparison.good:
+        lines += [f"not valid: {problem}" for problem in comparison.problems]
+    for note, owners in rows.items():
+        which = "; ".join(owners) if len(owners) <= _MOST_NAMES else f"{owners[0]} and {len(owners) - 1} more"
+        if note.startswith("* "):
+            lines.append(f"* {which} {note[2:]}")
+        elif note.startswith("not valid"):
+            lines.append(f"{note} ({which})")
+        else:
+            lines.append(f"{which}: {note}")
+    absent = sum(bool(run.absent) for run in comparison.runs())
+    if absent:
+        lines.append(f"{counted(absent, 'run')} of the study missing")
+    return lines
+
+
+def _one_line(line: str, width: int) -> Text:
+    """Cut a line that is too long. Red marks what invalidates the numbers."""
+    style = ""
+    if line.startswith("not valid") or "unhealthy: " in line:
+        style = "bold red"
+    text = Text(line, style=style, no_wrap=True, overflow="ellipsis")
+    text.truncate(width, overflow="ellipsis")
+    return text
 
 
 def _parity_lines(parities: Sequence[Parity]) -> list[str]:
