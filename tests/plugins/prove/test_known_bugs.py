@@ -30,6 +30,11 @@ EXPERTS = (
     "model={num_experts: 4, moe_ffn_hidden_size: 64, moe_router_topk: 2, moe_router_load_balancing_type: aux_loss,"
     " moe_aux_loss_coeff: 0.1}"
 )
+LATENT = (
+    "model={multi_latent_attention: true, q_lora_rank: 32, kv_lora_rank: 16, group_query_attention: null,"
+    " num_query_groups: null}"
+)
+SPARSE = LATENT.replace("}", ", experimental_attention_variant: dsa, dsa_indexer_loss_coeff: 0.1, qk_layernorm: true}")
 LINEAR = "model={experimental_attention_variant: gated_delta_net, linear_attention_freq: 2}"
 BY_SEQUENCE = EXPERTS.replace("aux_loss,", "seq_aux_loss,")
 PER_TOKEN = "megatron.calculate_per_token_loss=true"
@@ -37,10 +42,6 @@ DOCUMENTS = "megatron.eod_mask_loss=true"
 PER_TOKEN_DOCUMENTS = "megatron={calculate_per_token_loss: true, eod_mask_loss: true}"
 PREDICTION = "model.mtp_num_layers=1"
 MASKED = "megatron={reset_attention_mask: true, transformer_impl: local}"
-LATENT = (
-    "model={multi_latent_attention: true, q_lora_rank: 32, kv_lora_rank: 16, group_query_attention: null,"
-    " num_query_groups: null}"
-)
 INSTANCES = ("parallel={pp: 2, ep: 2}", "resources.gpus_per_node=8")
 # Advisory or report: its settings, the check that fails, a release that has it, and one that does not.
 BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
@@ -63,6 +64,7 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     "reset-attn-mask-pp, no inner stage": ((MASKED, "parallel.pp=2"), "gradients", None, "0.19"),
     "gdn-outnorm-tp": ((LINEAR, "parallel={tp: 2, sequence: false}"), "gradients", "0.19", None),
     "gdn-outnorm-tp, sequence parallel": ((LINEAR, "parallel={tp: 2, sequence: auto}"), "gradients", None, "0.19"),
+    "dsa-indexer-microbatches": ((SPARSE,), "gradients", "0.18", "0.19"),
     "cp-local-mean": (("parallel.cp=2", DOCUMENTS), "gradients", "0.19", None),
     "cp-local-mean, per token": (("parallel.cp=2", PER_TOKEN_DOCUMENTS), "gradients", None, "0.19"),
     "mtp-cp-norm": ((PREDICTION, "parallel.cp=2", PER_TOKEN_DOCUMENTS), "gradients", "0.19", None),
@@ -127,6 +129,7 @@ RIGHT: dict[str, tuple[str, ...]] = {
         "megatron={recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}",
         "parallel={tp: 2, sequence: false}",
     ),
+    "sparse attention": (SPARSE, "parallel={tp: 2, pp: 2, sequence: auto}", "resources.gpus_per_node=4"),
     "token prediction in a pipeline": (
         PREDICTION, PER_TOKEN, "parallel={tp: 2, pp: 2, sequence: auto}", "resources.gpus_per_node=4",
     ),

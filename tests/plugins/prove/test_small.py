@@ -154,6 +154,8 @@ def test_linear_attention_is_computed_on_a_cpu() -> None:
     values = small_run(run.args.values, run.layout).values
     assert (values["experimental_attention_variant"], values["linear_num_value_heads"]) == ("gated_delta_net", 4)
     assert "experimental_attention_variant" not in not_computed(run.args.values, CPU)
+    sparse = small("llama8b_bf16", "model={experimental_attention_variant: dsa, multi_latent_attention: true}")
+    assert (sparse.values["dsa_indexer_topk"], sparse.layout.cp) == (16, 1)
     assert not_computed(run.args.values, CUDA)["experimental_attention_variant"] == "not compared yet"
     assert "experimental_attention_variant" not in small_run(run.args.values, run.layout, CUDA).values
 

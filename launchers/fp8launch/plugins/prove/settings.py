@@ -23,7 +23,6 @@ _GPU = "needs a GPU"
 _NCCL = "needs NCCL"
 _UNKNOWN = "`prove` does not know it"
 _VARIANT = "experimental_attention_variant"
-_KERNELS = "no Mamba and no sparse attention without kernels for a GPU"
 _FSDP = "the proof trains without FSDP"
 _ADAM = "the proof trains with Adam"
 _LOCAL = "only Megatron's own layers read it"
@@ -45,16 +44,15 @@ _LEFT_OUT = {
         cp_comm_type hierarchical_* fused_* no_fused_* memory_efficient_* mla_down_proj_fusion
         batch_invariant_mode use_grouped_gemm_for_* moe_single_grouped_* *_glu_interleave_size flash_attention_version
     """,
-    _KERNELS: """
+    "no Mamba without kernels for a GPU": """
         hybrid_layer_pattern hybrid_override_pattern is_hybrid_model mamba_* mtp_hybrid_override_pattern
-        dsa_* no_dsa_*
     """,
     _GPU: """
         cuda_graph* enable_cuda_graph external_cuda_graph inference_* high_priority_* *_num_sms* moe_flex_*
         moe_deepep_* moe_hybridep_* moe_enable_deepep moe_paged_* moe_pad_experts_for_* moe_expert_rank_* *_stash*
         cpu_offloading* optimizer_cpu_offload* optimizer_offload* fine_grained_* offload_* min_offloaded_*
         init_model_with_meta_device gradient_accumulation_fusion defer_embedding_wgrad_compute wgrad_deferral_limit
-        ep_overlap_* symmetric_ar_type optimizer_cuda_graph
+        ep_overlap_* symmetric_ar_type optimizer_cuda_graph dsa_kernel_backend
     """,
     _FSDP: """
         use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp data_parallel_sharding_strategy fsdp_* megatron_fsdp_*
@@ -143,7 +141,7 @@ _COMPUTED = """
     moe_router_enable_expert_bias moe_router_bias_update_rate moe_router_load_balancing_type moe_aux_loss_coeff
     moe_router_quantile_balancing_ema moe_z_loss_coeff moe_shared_expert_intermediate_size moe_shared_expert_gate
     moe_token_dispatcher_type moe_token_drop_policy moe_expert_capacity_factor moe_pad_expert_input_to_capacity
-    moe_apply_probs_on_input experimental_attention_variant linear_*
+    moe_apply_probs_on_input experimental_attention_variant linear_* dsa_* no_dsa_*
     calculate_per_token_loss eod_mask_loss reset_position_ids weight_decay no_weight_decay_cond_type
     apply_wd_to_qk_layernorm decoupled_lr decoupled_min_lr adam_beta2 use_mup mup_*
 """
@@ -162,8 +160,6 @@ def why_left_out(name: str, value: FlagValue, device: str = CPU) -> str | None:
 def _why_not_on_cpu(name: str, value: FlagValue) -> str | None:
     if name == "moe_token_dispatcher_type":
         return _GPU if value == "flex" else None
-    if name == _VARIANT:
-        return None if value in (None, "gated_delta_net") else _KERNELS
     for reason, names in _LEFT_OUT.items():
         if _matches(name, names):
             # Off is what the proof computes anyway.
@@ -186,7 +182,11 @@ def compares_context_parallel(values: Mapping[str, FlagValue], device: str) -> b
     In multi-token prediction each rank averages over its own tokens, and the one with the end of the sequence has one
     less (advisory mtp-cp-norm). Without masked tokens, only the short sequences of a proof in fp32 show that.
     """
-    return device == CUDA or not values.get("mtp_num_layers") or bool(values.get("eod_mask_loss"))
+    if device == CUDA:
+        return True
+    predicts = values.get("mtp_num_layers") and not values.get("eod_mask_loss")
+    # Megatron divides sequences for sparse attention only with a kernel.
+    return not predicts and values.get(_VARIANT) != "dsa"
 
 
 def masks_documents(values: Mapping[str, FlagValue]) -> bool:

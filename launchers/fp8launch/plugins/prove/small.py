@@ -312,6 +312,8 @@ def _widths(values: Mapping[str, FlagValue], tp: int, real_tp: int) -> dict[str,
             "linear_num_key_heads": 2 * tp,
             "linear_num_value_heads": (4 if several else 2) * tp,
         }
+    if values.get("experimental_attention_variant") == "dsa":
+        found |= {"dsa_indexer_n_heads": 4, "dsa_indexer_head_dim": HEAD, "dsa_indexer_topk": SEQUENCE // 4}
     window = values.get("window_size")
     if isinstance(window, list):
         found["window_size"] = [min(int(side), SEQUENCE // 4) for side in window]

@@ -19,7 +19,7 @@ def install(like_te: bool) -> None:
     _add_biases_of_experts()
     _recompute_without_fp8()
     _attend_across_ranks()
-    _attend_linearly()
+    _attend_in_other_ways()
     if like_te:
         _duplicate_latent_projections()
         _keep_biases_of_experts_apart()
@@ -146,27 +146,41 @@ def _chunks(size: int) -> list[int]:
     return [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
 
 
-def _attend_linearly() -> None:
-    """Let Megatron's own layers build GatedDeltaNet, for which Megatron requires Transformer Engine and kernels.
+def _attend_in_other_ways() -> None:
+    """Let Megatron's own layers build GatedDeltaNet and sparse attention (DSA).
 
-    Megatron has the gated delta rule in PyTorch. The convolution and the norm are short.
+    Megatron requires Transformer Engine and kernels for them, but computes both in PyTorch as well, except for a
+    convolution, a norm and a rotation.
     """
     specs: Any = importlib.import_module("megatron.core.models.gpt.experimental_attention_variant_module_specs")
     layers: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
-    backends: Any = importlib.import_module("megatron.core.models.backends")
     build: Any = importlib.import_module("fp8launch.injob.rank.gpt_model")
     rule = None
     for module in _modules_of_delta_net():
         rule = getattr(module, "torch_chunk_gated_delta_rule", rule)
         module.HAVE_FLA, module.l2norm, module.causal_conv1d = True, _l2norm, _causal_convolution
         module.chunk_gated_delta_rule = rule
-    specs._get_backend_spec_provider = lambda config: backends.LocalSpecProvider()
+    variants = "megatron.core.transformer.experimental_attention_variant"
+    sparse: Any = importlib.import_module(f"{variants}.dsa")
+    sparse.rotate_activation = _rotated
+    for name in ("megatron.core.transformer.multi_latent_attention", f"{variants}.absorbed_mla"):
+        with suppress(ImportError):  # absorbed_mla: since 0.19
+            importlib.import_module(name).TELinear = DuplicatedLinear  # type: ignore[attr-defined]
+    specs._get_backend_spec_provider = _own_layers
     delta_net_spec, block_spec = specs.get_gated_delta_net_module_spec, build.get_gpt_decoder_block_spec
+    sparse_spec = specs.get_dsa_module_spec_for_backend
 
     def delta_net_of_own_layers(config: Any, backend: Any = None) -> Any:
         spec = delta_net_spec(config, backend)
         spec.submodules.in_proj = backend.column_parallel_linear()
         spec.metainfo["fuse_input_layernorm"] = False
+        return spec
+
+    def sparse_attention_of_own_layers(config: Any, backend: Any = None) -> Any:
+        spec = sparse_spec(config, backend)
+        if config.qk_layernorm:
+            norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm", for_qk=True)
+            spec.submodules.q_layernorm = spec.submodules.kv_layernorm = norm
         return spec
 
     def attention_of_own_layers(config: Any, backend: Any = None) -> Any:
@@ -181,6 +195,7 @@ def _attend_linearly() -> None:
         return specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage)
 
     specs.get_gated_delta_net_module_spec = delta_net_of_own_layers
+    specs.get_dsa_module_spec_for_backend = sparse_attention_of_own_layers
     specs._get_self_attention_module_spec = attention_of_own_layers
     build.get_gpt_decoder_block_spec = block_of_variant
     with suppress(ImportError):  # since 0.19
@@ -203,6 +218,21 @@ def _predict_with_linear_attention(models: Any, layers: Any) -> None:
     models.mtp_block_spec = prediction_of_variant
 
 
+def _own_layers(config: Any) -> Any:
+    """Return Megatron's own layers, with a layer for projections that every rank has as a whole."""
+    backends: Any = importlib.import_module("megatron.core.models.backends")
+
+    class Layers(backends.LocalSpecProvider):  # type: ignore[name-defined]
+        def linear(self) -> type:
+            return DuplicatedLinear
+
+        def column_parallel_layer_norm_linear(self) -> Any:
+            """Return a layer without a norm, which is built apart."""
+            return self.column_parallel_linear()
+
+    return Layers()
+
+
 def _modules_of_delta_net() -> list[Any]:
     """Return the modules that use the kernels: one until 0.18, several in 0.19."""
     package: Any = importlib.import_module("megatron.core.ssm.gated_delta_net")
@@ -213,6 +243,14 @@ def _modules_of_delta_net() -> list[Any]:
 
 def _l2norm(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * torch.rsqrt((tensor * tensor).sum(-1, keepdim=True) + 1e-6)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """Multiply by the normalized Hadamard matrix."""
+    matrix = torch.ones(1, 1, dtype=x.dtype)
+    while len(matrix) < x.shape[-1]:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return x @ matrix * x.shape[-1] ** -0.5
 
 
 def _causal_convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, **others: Any) -> tuple[torch.Tensor, None]:
