@@ -56,7 +56,7 @@ MEANING = {
         "description": "one line for `fp8launch recipes`",
         "engine": "what trains: fp8launch's own GPT entry, a recipe of Megatron-Bridge (`bridge.recipe`), "
         "Hugging Face Accelerate (`accelerate.sharding`), or the script of `launch.script`; these keys "
-        "imply it. `convert` trains nothing",
+        "imply it. `convert` and `evaluate` train nothing",
         "model": "Megatron's flags of the architecture, by their names in snake_case",
         "precision.recipe": "how numbers are scaled; sets `--fp8-recipe` or `--fp4-recipe`, and `--bf16`",
         "precision.format": "`--fp8-format` or `--fp4-format`; required for FP8: without it Megatron trains in bf16",
@@ -99,6 +99,18 @@ MEANING = {
         "convert.out": "folder of the output",
         "convert.dtype": "type of the output's weights; the model's own by default",
         "convert.fingerprint": "digest of the input, which identifies a finished output",
+        "evaluate.model": "Hugging Face model, a folder or a name on the hub: what is evaluated or, with a checkpoint, "
+        "what it is like; `fp8launch evaluate` writes this section ([evaluation](evaluate.md))",
+        "evaluate.checkpoint": "folder of one iteration of a Megatron checkpoint",
+        "evaluate.run": "folder of the run that wrote the checkpoint, which gets a copy of the results",
+        "evaluate.backend": "model backend of lm-eval, `hf` by default",
+        "evaluate.tasks": "tasks of lm-eval, or of `task_folder`",
+        "evaluate.task_folder": "folder with your own tasks, as for `lm_eval --include_path`",
+        "evaluate.fewshot": "examples before a question; the task's own number by default",
+        "evaluate.limit": "questions per task; all by default",
+        "evaluate.batch_size": "questions at once, 1 by default",
+        "evaluate.max_length": "longest input in tokens; the model's own by default",
+        "evaluate.dtype": "type of the weights; the model's own by default",
         "bridge.overrides": "fields of Bridge's configuration, such as `{ddp: {overlap_grad_reduce: false}}`",
         "software.megatron": "version of Megatron-Core in the job; selects the known flags",
         "software.transformer_engine": "version of Transformer Engine in the job",

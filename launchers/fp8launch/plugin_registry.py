@@ -40,6 +40,7 @@ _BUILT_IN = (
     "measure",
     "accelerate",
     "convert",
+    "evaluate",
     "data",
     "archive",
     "housekeeping",
@@ -99,6 +100,7 @@ class Plugin:
     verifications    functions of the type `fp8launch.report.verify.Verifier`, by the JSON field that they fill
     report_fields    functions that take the logs of a run, oldest first, and return a
                      `fp8launch.report.run_report.ReportField` or None, by the field of `parse --json`
+    comparison_columns  values of `fp8launch.report.columns.Column`, by their names
     comparison_files values of `fp8launch.report.comparison_files.ComparisonFile`, by the options of `compare`
     run_listeners    functions that return a `fp8launch.report.run_listeners.RunListener`, or None if the user has not
                      configured it
@@ -128,6 +130,7 @@ class Plugin:
     run_costs: Mapping[str, Target] = field(default_factory=dict)
     verifications: Mapping[str, Target] = field(default_factory=dict)
     report_fields: Mapping[str, Target] = field(default_factory=dict)
+    comparison_columns: Mapping[str, Target] = field(default_factory=dict)
     comparison_files: Mapping[str, Target] = field(default_factory=dict)
     run_listeners: Mapping[str, Target] = field(default_factory=dict)
     recipe_sections: Mapping[str, Target] = field(default_factory=dict)

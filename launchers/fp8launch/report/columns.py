@@ -1,6 +1,7 @@
 """The columns of a comparison, one list for every medium: table, Markdown, HTML, CSV and JSON.
 
-To add a column, add an entry to COLUMNS. A dash in a cell means that the value is unknown.
+To add a column, add an entry to COLUMNS, or to `comparison_columns` of a plugin. A dash in a cell means that the value
+is unknown.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fp8launch import plugin_registry
 from fp8launch.report.differences import settings_change_speed
 from fp8launch.report.rows import Ratio, Row, about_loss, scaling_modes
 from fp8launch.report.run_report import Statistic, json_list
@@ -90,8 +92,8 @@ class Column:
 
 def row_json(row: Row) -> dict[str, object]:
     """Return a row as the JSON report has it."""
-    found: dict[str, object] = {}
-    for column in COLUMNS:
+    found: dict[str, object] = dict.fromkeys(plugin_registry.absent("comparison_columns"))
+    for column in _columns():
         value = column.value(row)
         as_json = getattr(value, "as_json", None)
         found[column.name] = as_json() if as_json else value
@@ -100,19 +102,12 @@ def row_json(row: Row) -> dict[str, object]:
 
 def csv_names() -> list[str]:
     """Return the header of the CSV file."""
-    names: list[str] = []
-    for column in COLUMNS:
-        names += column.csv_cells
-    return names
+    return [name for column in _columns() for name in column.csv_cells]
 
 
 def csv_row(row: Row) -> list[object]:
     """Return the cells of one line of the CSV file, numbers unrounded, None for unknown values."""
-    cells = []
-    for column in COLUMNS:
-        for value in column.csv_cells.values():
-            cells.append(value(row))
-    return cells
+    return [value(row) for column in _columns() for value in column.csv_cells.values()]
 
 
 # --- What tables show -----------------------------------------------------------------------------------------------
@@ -311,6 +306,11 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+def _columns() -> list[Column]:
+    """Return all columns, including the columns of plugins, before the notes."""
+    return [*COLUMNS[:-1], *(column for _, column in plugin_registry.loaded("comparison_columns")), COLUMNS[-1]]
+
+
 # --- Tables ---------------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +321,7 @@ def shows_speedup(rows: Sequence[Row]) -> bool:
 
 def _table_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns in the table's order. The loss comes first if the rows are about it, else it is left out."""
-    ordered = list(COLUMNS)
+    ordered = _columns()
     ordered.remove(_LOSS)
     if about_loss(rows):
         ordered.insert(ordered.index(_RUNS) + 1, _LOSS)

@@ -94,10 +94,10 @@ def megatron_to_hf(
 
     --model is needed only if the checkpoint does not record which model it was converted from.
     """
-    run = _run_of(source)
+    run = run_of(source)
     places = [Path(source).expanduser()]
     if run is not None:
-        places = _checkpoint_folders(run, source)
+        places = checkpoint_folders(run, source)
     checkpoint = checkpoint_in(places[0], iteration)
     named = model or next(filter(None, map(model_of, [checkpoint, *places[1:]])), None)
     if named is None:
@@ -109,7 +109,7 @@ def megatron_to_hf(
     return _run(conversion("megatron-to-hf", model_named(named, "--model"), out, checkpoint, dtype), **options)
 
 
-def _run_of(source: str) -> RunFolder | None:
+def run_of(source: str) -> RunFolder | None:
     """Return the named run, or None for a folder of checkpoints."""
     folder = Path(source).expanduser()
     if is_folder(folder) and not is_own_folder(source) and (is_written_as_path(source) or not has_runs(source)):
@@ -117,7 +117,7 @@ def _run_of(source: str) -> RunFolder | None:
     return run_named(source, eprint)
 
 
-def _checkpoint_folders(run: RunFolder, source: str) -> list[Path]:
+def checkpoint_folders(run: RunFolder, source: str) -> list[Path]:
     """Return the folder of a run's checkpoints, followed by the folder that it started from."""
     stated = run.manifest().get("recipe", {}).get("checkpoint") or {}
     if not stated.get("dir"):

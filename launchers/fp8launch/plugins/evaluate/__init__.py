@@ -1,0 +1,1 @@
+"""Evaluation of models and checkpoints with lm-evaluation-harness."""

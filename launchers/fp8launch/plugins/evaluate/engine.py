@@ -1,0 +1,87 @@
+"""The engine of evaluations: the job runs lm-evaluation-harness (injob/evaluate.py), and nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from fp8launch.diagnostics import Problem, error
+from fp8launch.engines.base import (
+    AttemptArguments,
+    Engine,
+    EngineArguments,
+    EngineDescription,
+    Entry,
+    Layout,
+    NeededFile,
+    ReadCheckpoint,
+)
+from fp8launch.megatron.arguments import Argument
+from fp8launch.plugins.evaluate.section import Evaluate as EvaluateSection
+from fp8launch.plugins.evaluate.section import evaluate_of
+from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.recipe.schema import Recipe
+
+
+class Evaluate(Engine):
+    """Evaluate a Hugging Face model or a Megatron checkpoint."""
+
+    name: ClassVar[str] = "evaluate"
+    description: ClassVar[EngineDescription] = EngineDescription(
+        checks="hardware", validators="none", log_dialect="megatron", evidence=()
+    )
+    own_keys: ClassVar[tuple[str, ...]] = tuple(f"evaluate.{key}" for key in EvaluateSection.model_fields)
+    packages: ClassVar[dict[str, str]] = {"torch": "torch", "lm_eval": "lm-eval", "transformers": "transformers"}
+
+    def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
+        stated = evaluate_of(loaded.recipe)
+        megatron = stated.backend == "megatron"
+        for key in ["model", "tasks"] + ["checkpoint"] * megatron:
+            if not getattr(stated, key):
+                fix = "`fp8launch evaluate` writes the whole section"
+                yield Problem("error", "evaluate-key", f"evaluate.{key} is not set", loaded.where("evaluate"), fix)
+        if megatron and loaded.recipe.resources.device == "cpu":
+            message = "evaluate.backend is megatron, which needs CUDA, but resources.gpu is cpu"
+            fix = "use --engine hf (evaluate.backend: hf), or a GPU"
+            yield Problem("error", "evaluate-backend", message, loaded.where("evaluate", "backend"), fix)
+
+    def translate(self, loaded: LoadedRecipe) -> EngineArguments:
+        stated, sizes = evaluate_of(loaded.recipe), loaded.recipe.parallel
+        values: dict[str, Any] = {name: value for name, value in vars(stated).items() if value is not None}
+        values["tasks"] = ",".join(stated.tasks or ())
+        values |= {"tp": sizes.tp or 1, "pp": sizes.pp or 1, "ep": sizes.ep or 1}
+        arguments = tuple(Argument(name, (f"--{name}={value}",)) for name, value in values.items())
+        return EngineArguments("", values, arguments, {}, {})
+
+    def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
+        tp, pp, ep = (args.integer(name, 1) for name in ("tp", "pp", "ep"))
+        world = loaded.recipe.resources.world_size
+        if world != tp * pp * ep:
+            message = f"an evaluation with TP {tp}, PP {pp} and EP {ep} takes {tp * pp * ep} processes, not {world}"
+            raise error("evaluate-world", message, loaded.where("resources"), "set resources.gpus_per_node")
+        return Layout(world, tp, pp, 1, 1, ep, ep, 1, 1, 1)
+
+    def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
+        return Entry(program="evaluate.py", title="lm-evaluation-harness", plugin="evaluate")
+
+    def files(self, recipe: Recipe) -> Sequence[NeededFile]:
+        stated, found = evaluate_of(recipe), []
+        if stated.model is not None and PurePath(stated.model).is_absolute():
+            found.append(NeededFile(("evaluate", "model"), str(PurePath(stated.model, "config.json"))))
+        if stated.checkpoint is not None:
+            found.append(NeededFile(("evaluate", "checkpoint"), str(PurePath(stated.checkpoint, ".metadata"))))
+        if stated.task_folder is not None:
+            found.append(NeededFile(("evaluate", "task_folder"), stated.task_folder, kind="folder"))
+        return found
+
+    def read_checkpoints(self, loaded: LoadedRecipe) -> Iterator[ReadCheckpoint]:
+        checkpoint = evaluate_of(loaded.recipe).checkpoint
+        if checkpoint is not None:
+            yield ReadCheckpoint("the checkpoint", checkpoint, loaded.where("evaluate", "checkpoint"))
+
+    def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
+        return {"FP8LAUNCH_DEVICE": recipe.resources.device}
+
+    def attempts(self, args: EngineArguments) -> AttemptArguments | None:
+        return None

@@ -1,0 +1,130 @@
+"""`fp8launch evaluate` against lm-eval's own command, where lm-eval and Megatron-Bridge are installed.
+
+CI has neither. With the extra `evaluate` in SITE and the source of Megatron-Bridge at BRIDGE:
+PYTHONPATH=SITE:BRIDGE/src pytest tests/plugins/evaluate/test_evaluate_program.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_jobs
+
+needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
+needs_bridge = pytest.mark.skipif(
+    importlib.util.find_spec("megatron.bridge") is None, reason="Megatron-Bridge is not on PYTHONPATH"
+)
+PATH = os.environ.get("PYTHONPATH", "")
+RECIPE = """\
+extends: tiny_cpu
+name: evaluated
+model: {vocab_size: 511, norm_epsilon: 1.0e-5}
+train: {iterations: 10}
+checkpoint: {dir: checkpoints, interval: 5}
+"""
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+WORDS = ["<unk>", "<eos>", "the", "and", "of", "to", "in", "is", "it", "was"]
+
+
+def make_model(folder: Path) -> Path:
+    """The configuration of the recipe's model, and a tokenizer that has the words of the tiny task."""
+    transformers: Any = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(**SIZES)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    words = [*WORDS, *(f"t{number}" for number in range(512 - len(WORDS)))]
+    tokenizer = {
+        "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None,
+        "model": {
+            "type": "WordLevel", "vocab": {word: number for number, word in enumerate(words)}, "unk_token": "<unk>",
+        },
+    }  # fmt: skip
+    stated = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<eos>"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    return folder
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Any:
+    environment = {
+        **train_jobs.job_environment(PYTHONPATH=f"{train_jobs.LAUNCHERS}:{PATH}"),
+        "HOME": str(tmp_path),
+        "FP8LAUNCH_RUNS": str(tmp_path / "runs"),
+    }
+    del environment["FP8LAUNCH_DEVICE"]
+
+    def run(*words: object, expect: int = 0, module: str = "fp8launch") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *map(str, words)]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.train
+@needs_lm_eval
+@needs_bridge
+def test_a_checkpoint_has_the_numbers_that_lm_eval_prints(tmp_path: Path, call: Any) -> None:
+    """Train, evaluate a checkpoint of the run, and repeat that by hand with lm-eval's command."""
+    model = make_model(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    local = ("--backend", "local", "--wait", "--json")
+    run = json.loads(call("submit", "recipe.yaml", *local).stdout)[0]["run"]
+    words = ("--model", model, "--tasks", "fp8launch_tiny", "--offline", *local)
+    found = json.loads(call("evaluate", run, *words).stdout)
+    assert found["status"] == "finished"
+    scores = {score["metric"]: (score["value"], score["stderr"]) for score in found["scores"]}
+
+    folder = Path(found["folder"])
+    by_hand = ("--model", "hf", "--model_args", f"pretrained={folder}/model", "--tasks", "fp8launch_tiny")
+    more = ("--include_path", folder / "evaluations/tasks", "--device", "cpu", "--output_path", tmp_path / "by_hand")
+    call(*by_hand, *more, module="lm_eval")
+    (file,) = (tmp_path / "by_hand").rglob("results_*.json")
+    theirs = json.loads(file.read_text())["results"]["fp8launch_tiny"]
+    assert scores == {name: (theirs[f"{name},none"], theirs[f"{name}_stderr,none"]) for name in ("acc", "acc_norm")}
+
+    (row,) = json.loads(call("compare", run, "--json").stdout)["rows"]
+    assert row["loss"] is not None and row["step_time_ms"] is not None
+    assert row["evaluations"][0]["value"] == theirs["acc,none"] and row["evaluations"][0]["iterations"] == [10]
+
+
+@pytest.mark.train
+@needs_lm_eval
+def test_an_unknown_task_is_refused_before_the_model_loads(tmp_path: Path, call: Any) -> None:
+    model = make_model(tmp_path / "model")
+    done = call("evaluate", model, "--tasks", "arc_eazy", "--backend", "local", "--wait", expect=1)
+    assert "lm-eval has no task arc_eazy; similar names: arc_easy" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
+def test_a_job_without_lm_eval_says_so(tmp_path: Path, call: Any) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    done = call("evaluate", folder, "--tasks", "fp8launch_tiny", "--backend", "local", "--wait", expect=1)
+    said = done.stdout + done.stderr
+    assert "has no lm-eval" in said and "pip install lm-eval" in said and "Traceback" not in said
