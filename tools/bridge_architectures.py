@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bridge_source import source_folder
+
 OUT = Path(__file__).resolve().parent.parent / "launchers/fp8launch/plugins/convert/architectures.json"
 REGISTER = ("register_bridge", "register_bridge_implementation")
 # Registered too, but no language models.
@@ -47,7 +49,7 @@ def main(releases: list[str]) -> None:
     since: dict[str, str] = {}
     for text in releases:
         release, _, checkout = text.partition("=")
-        for file in sorted((Path(checkout) / "src/megatron/bridge").rglob("*.py")):
+        for file in sorted((source_folder(Path(checkout)) / "megatron/bridge").rglob("*.py")):
             for name in registered(ast.parse(file.read_text())):
                 if name not in {*NOT_TEXT, "source"}:  # `source`: one of the two calls the other
                     since.setdefault(name, release)

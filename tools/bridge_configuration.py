@@ -3,7 +3,7 @@
     python tools/bridge_configuration.py CHECKOUT [--write]     recipes of Bridge; --write updates the tests' file
     python tools/bridge_configuration.py                        recipes of the pack
 
-A CHECKOUT is a folder with Bridge's source of RELEASE (`src/`). Recipes of Bridge are built as a run builds them: by
+A CHECKOUT is a folder with Bridge's source of RELEASE (`src/`), or its unpacked wheel. Recipes of Bridge are built as a run builds them: by
 the in-job program's `configuration` with the arguments that `fp8launch render bridge:NAME` shows, then by Bridge's own
 `runtime_config_update` for the GPUs of the recipe. Recipes of the pack are built by Megatron-LM's parser, validators
 and `core_transformer_config_from_args`. The result has the fields of TransformerConfig, DistributedDataParallelConfig
@@ -31,8 +31,8 @@ from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests" / "plugins" / "bridge" / "bridge_configurations.json.xz"
-RELEASE = "0.6.0"
-# Both are built with the Megatron-Core of Bridge 0.6.0.
+RELEASE = "0.6.2"
+# Both are built with the Megatron-Core of this release.
 MEGATRON = ("software.megatron='0.19'",)
 Built: TypeAlias = "dict[str, dict[str, dict[str, Any]]]"
 # Recipes of Bridge, and the pack's recipes for the same runs.
@@ -48,7 +48,7 @@ TE_VERSION = "2.20.2"
 
 def of_bridge(checkout: Path) -> Built:
     """Build each recipe of TWINS with Bridge."""
-    sys.path.insert(0, str(checkout / "src"))
+    sys.path.insert(0, str(importlib.import_module("bridge_source").source_folder(checkout)))
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
     from fp8launch.job.prepared import prepare

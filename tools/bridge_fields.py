@@ -2,7 +2,7 @@
 
     python tools/bridge_fields.py RELEASE=CHECKOUT
 
-A CHECKOUT is a folder with the source of that release (`src/`). Bridge is imported, not run. Needs torch,
+A CHECKOUT is a folder with the source of that release (`src/`), or an unpacked wheel. Bridge is imported, not run. Needs torch,
 transformers, omegaconf, hydra-core and the megatron-core of that release's image: 0.17 for 0.4, 0.18 for 0.5. A section
 that may hold one of several classes, such as the model, gets the fields of all of them.
 """
@@ -26,6 +26,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
+from bridge_source import source_folder
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "fields.json.xz"
 DIFFUSION = "megatron.bridge.diffusion.models.wan.wan_provider"
@@ -38,14 +40,15 @@ LETTERS: dict[Any, str] = {
 
 def fields(checkout: Path) -> dict[str, dict[str, str]]:
     """Return the fields of each section of the configuration with their types (see `kind_of`)."""
-    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "launchers"), str(checkout / "src")]
+    package_folder = source_folder(checkout)
+    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "launchers"), str(package_folder)]
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
     module = stubs.settled(lambda: stubs.load("megatron.bridge.training.config"))
     mixin = stubs.load("megatron.bridge.models.model_provider").ModelProviderMixin
-    if (checkout / "src" / DIFFUSION.replace(".", "/")).with_suffix(".py").is_file():
+    if (package_folder / DIFFUSION.replace(".", "/")).with_suffix(".py").is_file():
         stubs.load(DIFFUSION)  # derives a model from the mixin
     found: dict[str, dict[str, list[Any]]] = {}
     for section, hint in get_type_hints(module.ConfigContainer).items():

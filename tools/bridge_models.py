@@ -2,8 +2,8 @@
 
     python tools/bridge_models.py CHECKOUT HUB_ID=FOLDER...
 
-A CHECKOUT is a folder with Bridge's source (`src/`), a FOLDER has the model's published config.json. Bridge's own code
-creates the model's configuration from it. Fields that differ from the defaults are kept, by Megatron-LM's names. Needs
+A CHECKOUT is a folder with Bridge's source (`src/`) or its unpacked wheel, a FOLDER has the model's published
+config.json. Bridge's own code creates the model's configuration from it. Fields that differ from the defaults are kept, by Megatron-LM's names. Needs
 torch, megatron-core, transformers, omegaconf and hydra-core. No network is used.
 """
 
@@ -18,6 +18,8 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+
+from bridge_source import source_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "models.json"
@@ -53,7 +55,7 @@ def every(layers: list[int]) -> int | str:
 
 def main() -> None:
     checkout, *models = sys.argv[1:]
-    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "launchers"), str(Path(checkout).resolve() / "src")]
+    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "launchers"), str(source_folder(Path(checkout).resolve()))]
     os.environ |= {"HF_HUB_OFFLINE": "1", "NO_VCS_VERSION": "1"}
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)

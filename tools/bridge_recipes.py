@@ -2,10 +2,10 @@
 
     python tools/bridge_recipes.py RELEASE=CHECKOUT...
 
-A CHECKOUT is a folder with the source of that release (`src/` and `scripts/performance/`). Each recipe function is
-called with Bridge's own code, and its settings are recorded: GPUs, layout, batch, precision, environment and the
-Hugging Face models that it reads. Nothing is trained and no network is used. Needs torch, megatron-core, transformers,
-omegaconf and hydra-core.
+A CHECKOUT is a folder with the source of that release (`src/` and, up to 0.5, `scripts/performance/`), or an unpacked
+wheel. Each recipe function is called with Bridge's own code, and its settings are recorded: GPUs, layout, batch,
+precision, environment and the Hugging Face models that it reads. Other releases stay in the index as they are. Nothing
+is trained and no network is used. Needs torch, megatron-core, transformers, omegaconf and hydra-core.
 
 Up to 0.5 a recipe is a function of `scripts/performance/configs` that takes a precision and a variant; since 0.6 each
 recipe is a function of `megatron.bridge.perf_recipes` without arguments. All recipes get names in the newer form.
@@ -13,6 +13,7 @@ recipe is a function of `megatron.bridge.perf_recipes` without arguments. All re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -30,6 +31,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from bridge_source import source_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "launchers" / "fp8launch" / "plugins" / "bridge" / "recipes.json.xz"
@@ -66,17 +69,18 @@ class Source:
 
 def index(checkout: Path) -> dict[str, Any]:
     """Call every recipe function of a checkout. Names recipes that cannot be read on standard error."""
+    package_folder = source_folder(checkout)
     sys.path[:0] = [
         str(ROOT / "tools"),
         str(ROOT / "launchers"),
-        str(checkout / "src"),
+        str(package_folder),
         str(checkout / "scripts/performance"),
     ]
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
-    found = stubs.settled(lambda: list(sources(checkout, stubs.load)))
+    found = stubs.settled(lambda: list(sources(checkout, package_folder, stubs.load)))
     bridge = stubs.load("megatron.bridge.models.conversion.auto_bridge").AutoBridge
     bridge.from_hf_pretrained = stubs.HubModels.from_hf_pretrained
     recipes = {}
@@ -85,18 +89,44 @@ def index(checkout: Path) -> dict[str, Any]:
         parts = NAME.fullmatch(source.name)
         assert parts is not None
         stubs.answer_as(parts["gpu"])
+        missing: list[str] = []
         try:
-            config = source.build()
+            with without_missing_files(package_folder, missing):
+                config = source.build()
         except Exception as failure:
             print(f"{source.name}: not read: {type(failure).__name__}: {str(failure)[:200]}", file=sys.stderr)
             continue
         recipes[source.name] = record(source, config, sorted(set(stubs.HubModels.read)))
+        if missing:
+            recipes[source.name]["missing_files"] = sorted(set(missing))
     return {"recipes": recipes}
 
 
-def sources(checkout: Path, load: Callable[[str], Any]) -> Iterator[Source]:
+@contextlib.contextmanager
+def without_missing_files(package_folder: Path, missing: list[str]) -> Iterator[None]:
+    """Let recipes read quantization files that the wheel lacks as files without layers; `missing` gets their names.
+
+    The wheel of 0.6.2 has no file but Python's, and Nemotron 3's recipes for NVFP4 read `te_quant.cfg`.
+    """
+    recipe: Any = importlib.import_module("megatron.core.quantization.quant_config").RecipeConfig
+    read = recipe.from_yaml_file
+
+    def from_yaml_file(path: str) -> Any:
+        if Path(path).is_file() or package_folder not in Path(path).parents:
+            return read(path)
+        missing.append(str(Path(path).relative_to(package_folder)))
+        return recipe([], {})
+
+    recipe.from_yaml_file = staticmethod(from_yaml_file)
+    try:
+        yield
+    finally:
+        recipe.from_yaml_file = staticmethod(read)
+
+
+def sources(checkout: Path, package_folder: Path, load: Callable[[str], Any]) -> Iterator[Source]:
     """Find the recipe functions, in the older or the newer form."""
-    flat = checkout / "src/megatron/bridge/perf_recipes"
+    flat = package_folder / "megatron/bridge/perf_recipes"
     if flat.is_dir():
         for file in sorted(flat.rglob("*.py")):
             if file.name == "__init__.py":
@@ -241,7 +271,7 @@ def main() -> None:
     if os.environ.get("BRIDGE_RELEASE_ONLY"):
         json.dump(index(Path(sys.argv[1]).resolve()), sys.stdout)
         return
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = json.loads(lzma.decompress(OUT.read_bytes())) if OUT.is_file() else {}
     for argument in sys.argv[1:]:
         release, _, folder = argument.partition("=")
         # Two releases of one package need a process each.

@@ -29,17 +29,19 @@ LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 OLDER = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_v1_config"
 BF16 = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
 
-# Their functions set the layout of a larger run (perf_recipes of Bridge 0.6.0: "1024-GPU layout").
+# Their functions set the layout of a larger run (perf_recipes of Bridge 0.6: "1024-GPU layout").
 OF_MORE_GPUS = {
     "deepseek_v3_pretrain_64gpu_h100_bf16_config",
     "deepseek_v3_pretrain_64gpu_h100_fp8cs_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb200_fp8mx_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb200_nvfp4_full_iteration_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb300_bf16_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb300_fp8cs_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_config",
+    "qwen3_235b_a22b_pretrain_64gpu_gb300_nvfp4_full_iteration_config",
 }
 
 Write = Callable[[str, str], str]
@@ -59,7 +61,7 @@ def test_a_name_is_a_recipe() -> None:
     assert argv(one)[:3] == [
         "--recipe=megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_fp8cs_config",
         "--step=megatron.bridge.training.gpt_step:forward_step",
-        "--release=0.6.0",
+        "--release=0.6.2",
     ]
     # Recipes save into their own folder unless configured otherwise.
     assert argv(one)[3:] == ["checkpoint.save=null"]
@@ -126,7 +128,7 @@ def test_the_model_of_a_recipe_is_the_packs_with_all_that_it_extends() -> None:
 
 def test_the_key_of_a_file_means_the_same(write: Write) -> None:
     name = LLAMA.partition(":")[2]
-    file = write("mine.yaml", f"engine: bridge\nbridge: {{recipe: {name}, release: 0.6.0}}\nname: mine\n")
+    file = write("mine.yaml", f"engine: bridge\nbridge: {{recipe: {name}, release: 0.6.2}}\nname: mine\n")
     assert argv(prepare(file)) == argv(prepare(LLAMA))
     assert prepare(file).loaded.recipe.name == "mine"
 
@@ -186,7 +188,7 @@ def test_bridges_own_runner_has_a_default_for_bf16() -> None:
     ("recipe", "sets", "code", "words"),
     [
         ("bridge:llama3_8b_pretrain_8gpu_h100_fp8c_config", [], "unknown-bridge-recipe", "fp8cs_config"),
-        (LLAMA, ["bridge.release=0.9.0"], "unknown-bridge-release", "0.4.0, 0.5.0, 0.6.0"),
+        (LLAMA, ["bridge.release=0.9.0"], "unknown-bridge-release", "0.4.0, 0.5.0, 0.6.0, 0.6.2"),
         (LLAMA, ["train.train_itres=5"], "unknown-bridge-field", "did you mean 'train.train_iters'?"),
         (LLAMA, ["bridge.overrides.dpp.bucket_size=5"], "unknown-bridge-field", "did you mean 'ddp'?"),
         (OLDER, ["model.num_layer=5"], "unknown-bridge-field", "did you mean 'model.num_layers'?"),

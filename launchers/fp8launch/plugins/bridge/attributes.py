@@ -21,7 +21,8 @@ from fp8launch.untyped import as_mapping
 
 _SHAPES = Path(__file__).with_name("models.json")
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
-MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0"}
+# No table states 0.6.2's: pip installs the newest 0.19 with its wheel.
+MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0", "0.6.2": "0.19.2"}
 # Models on the hub whose published configuration is in the pack.
 PARTS = {
     "meta-llama/Meta-Llama-3-8B": "llama3_8b",

@@ -40,7 +40,7 @@ from fp8launch.recipe.schema import Recipe
 from fp8launch.untyped import as_int, as_mapping
 
 # Releases and tasks whose recipes the in-job program can start. Up to 0.5, recipes are in scripts/performance.
-TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0")
+TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0", "0.6.2")
 _OF_SCRIPTS = ("0.4.0", "0.5.0")
 TASKS = ("pretrain",)
 # Sections of Megatron-LM's command line, and what replaces them in a recipe for Bridge.
@@ -118,6 +118,11 @@ class Bridge(Engine):
                 "or pass a token by name (secrets: [HF_TOKEN])"
             )
             yield Problem("warning", "hub-model", message, loaded.where("bridge", "recipe"), fix)
+        for file in _recipe(loaded).missing_files:
+            release = _recipe(loaded).release
+            message = f"the recipe reads {file}, which the wheel of Megatron-Bridge {release} lacks"
+            fix = "run it in an image of NeMo, or set PYTHONPATH to `src` of a source checkout"
+            yield Problem("warning", "bridge-file-missing", message, loaded.where("bridge", "recipe"), fix)
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         recipe = _recipe(loaded)

@@ -28,7 +28,8 @@ class BridgeRecipe:
 
     `hub` lists the Hugging Face models whose configuration it reads. `layout` has the keys tp, pp, cp, vp, ep and etp,
     as far as the recipe sets them. `settings` are the fields that it sets on the model, by Megatron's names;
-    `sections` are the fields of SECTIONS that differ from Bridge's defaults.
+    `sections` are the fields of SECTIONS that differ from Bridge's defaults. `missing_files` are files of Bridge that
+    the recipe reads and the release's wheel lacks.
     """
 
     release: str
@@ -52,10 +53,11 @@ class BridgeRecipe:
     environment: Mapping[str, str]
     settings: Mapping[str, Any]
     sections: Mapping[str, Any]
+    missing_files: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON shows it."""
-        return {**vars(self), "hub": list(self.hub)}
+        return {**vars(self), "hub": list(self.hub), "missing_files": list(self.missing_files)}
 
 
 @functools.cache
@@ -156,4 +158,5 @@ def _recipe(release: str, name: str, entry: Mapping[str, Any]) -> BridgeRecipe:
         environment=entry["environment"],
         settings=entry["settings"],
         sections=sections,
+        missing_files=tuple(entry.get("missing_files", ())),
     )

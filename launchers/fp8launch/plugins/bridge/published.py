@@ -11,11 +11,11 @@ import functools
 import json
 import lzma
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fp8launch.plugins.bridge.index import BridgeRecipe, plain, recipes_of
+from fp8launch.plugins.bridge.index import BridgeRecipe, plain, recipes_of, releases
 
 _DATA = Path(__file__).with_name("published.json.xz")
 # NeMo container to the Megatron-Bridge in it (docs/releases/software-versions.md of Bridge).
@@ -64,8 +64,15 @@ def recipe_of(row: PublishedRow) -> BridgeRecipe | None:
 
 
 def rows_of(recipe: BridgeRecipe) -> list[PublishedRow]:
-    """Return the figures that belong to a recipe."""
-    return _figures().get((recipe.release, recipe.name), [])
+    """Return the figures that belong to a recipe, or to the same recipe of an earlier patch release."""
+    minor = recipe.release.rpartition(".")[0]
+    for release in [each for each in reversed(releases()) if each.rpartition(".")[0] == minor]:
+        other = recipes_of(release).get(recipe.name)
+        if (release, recipe.name) in _figures() and other is not None and replace(other, release="") == replace(
+            recipe, release=""
+        ):
+            return _figures()[release, recipe.name]
+    return []
 
 
 def unattributed() -> list[PublishedRow]:

@@ -163,6 +163,14 @@ def configuration(recipe: str, overrides: Sequence[str], given: Mapping[str, str
     try:
         config = build(**given)
     except OSError as failure:
+        found = bridge_release.installed()
+        if found is not None and failure.filename and found[0] in Path(str(failure.filename)).parents:
+            # The wheel of 0.6.2 has no file but Python's.
+            worker.stop(
+                worker.MACHINE_LACKS,
+                f"this Megatron-Bridge lacks {failure.filename}, which the recipe reads and wheels do not contain; run "
+                "in an image of NeMo, or set PYTHONPATH to `src` of a source checkout",
+            )
         reason = (str(failure).strip().splitlines() or [repr(failure)])[0]
         worker.stop(
             worker.MACHINE_LACKS,
