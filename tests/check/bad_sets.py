@@ -790,6 +790,7 @@ MISLEADING = {
     "many quantized experts": Set(
         {**MOE, "num_layers": 12, "expert_model_parallel_size": 2}, "fp8-experts-slower", plugin="plan"
     ),
+    "a GPU that nobody measured": Set(MXFP8, "gpu-never-measured", gpu="vr200", gpus=4, plugin="plan"),
 }  # fmt: skip
 # The same on larger models and clusters.
 LARGE = {

@@ -188,7 +188,7 @@ def test_what_is_not_counted_is_said(recipe: str, capsys: pytest.CaptureFixture[
 
 
 def test_every_supported_gpu_can_be_asked(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"):
+    for name in ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "vr200", "r100", "cpu"):
         options = ("--set", "precision.recipe=bf16") if name in ("a100", "cpu") else ()
         found = json.loads(output(capsys, recipe, "--json", "--gpu", name, *options))
         assert (found["memory"] is None) == (name == "cpu")

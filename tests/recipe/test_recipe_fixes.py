@@ -25,7 +25,7 @@ def refused(name: str, *overrides: str) -> list[str | None]:
         ("precision.recipe=tensorwize", "write tensorwise"),
         ("precision.recipe=xyz", "write one of bf16, fp16, fp32, delayed, tensorwise, blockwise"),
         ("precision.recipe=fp8", "write one of delayed, tensorwise, blockwise"),
-        ("resources.gpu=vr200", "write one of a100, h100, h200, b200, b300, gb200, gb300, cpu"),
+        ("resources.gpu=v100", "write one of a100, h100, h200, b200, b300, gb200, gb300, vr200, r100, cpu"),
         ("train.lr=fast", "write a value such as lr: 1.0e-4, or remove it"),
         ("resources.time=soon", 'write for example time: "01:30:00"'),
         ("launch.script=12", 'quote it: script: "12"'),

@@ -265,7 +265,7 @@ def test_megatrons_own_function_agrees_on_any_hybrid(megatron, args: dict[str, o
 
 class TestGpus:
     def test_names_of_the_design(self) -> None:
-        assert set(GPUS) == {"a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"}
+        assert set(GPUS) == {"a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "vr200", "r100", "cpu"}
 
     def test_a_narrower_type_is_never_slower_and_needs_its_capability(self) -> None:
         for found in GPUS.values():

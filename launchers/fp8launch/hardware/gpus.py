@@ -1,11 +1,10 @@
 """GPUs: supported data types, peak rates and memory.
 
-Dense tensor-core peaks in TFLOP/s, no sparsity. H100, B200, B300, GB200, GB300: the table that NVIDIA's
-dgxc-benchmarking uses as denominator of its published MFU (GB200's and GB300's bf16 and fp8 are 2 % below the NVL72
-data sheet); A100 and H200: NVIDIA data sheets (H200 has H100's chip). FP8 needs compute capability 8.9, MXFP8 and FP4
-need 10.0. Memory is what the driver reports as the total, in GiB: of the SXM parts, the 80 GB A100 and H100; for GB300
-the value of B300, which has the same 288 GB of HBM3e. Cards with the same chip but other peaks (PCIe, NVL) have other
-names in the driver.
+Dense tensor-core peaks in TFLOP/s. H100, B200, B300, GB200, GB300: the table that NVIDIA's dgxc-benchmarking uses as
+denominator of its published MFU (GB200's and GB300's bf16 and fp8 are 2 % below the NVL72 data sheet); A100 and H200:
+NVIDIA data sheets (H200 has H100's chip). VR200 and R100, both Rubin: NVIDIA's preliminary figures, never measured
+(docs/gpus.md). Memory is what the driver reports as the total, in GiB: of the SXM parts, the 80 GB A100 and H100; for
+GB300 the value of B300, which has the same 288 GB. Cards with other peaks (PCIe, NVL) have other names in the driver.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ GPUS: dict[str, Gpu] = {
         Gpu("b300", (10, 3), 268.6, r"\bB300", bf16=2250.0, fp8=4500.0, fp4=13500.0),
         Gpu("gb200", (10, 0), 185.0, r"\bGB200", bf16=2450.0, fp8=4900.0, fp4=9800.0, per_node=4),
         Gpu("gb300", (10, 3), 268.6, r"\bGB300", bf16=2450.0, fp8=4900.0, fp4=14700.0, per_node=4),
+        Gpu("vr200", (10, 7), 268.2, bf16=4000.0, fp8=17500.0, fp4=35000.0, per_node=4),
+        Gpu("r100", (10, 7), 268.2, bf16=4000.0, fp8=17500.0, fp4=35000.0),
         Gpu("cpu", (0, 0), 0.0),
     )
 }

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from support import only, refused
 
-from fp8launch.check.checker import check
+from fp8launch import schedulers
+from fp8launch.check.checker import check, check_all
 from fp8launch.cli import run
+from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
@@ -24,6 +27,7 @@ from fp8launch.plugins.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, 
 from fp8launch.plugins.bridge.index import recipes_of
 from fp8launch.plugins.bridge.published import recipe_of, rows
 from fp8launch.recipe.load import load_recipe
+from fp8launch.submit.rendering import rendered_job
 
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 OLDER = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_v1_config"
@@ -31,6 +35,10 @@ BF16 = "bridge:llama3_8b_pretrain_8gpu_h100_bf16_config"
 
 # Their functions set the layout of a larger run (perf_recipes of Bridge 0.6: "1024-GPU layout").
 OF_MORE_GPUS = {
+    "deepseek_v3_pretrain_128gpu_vr200_bf16_config",
+    "deepseek_v3_pretrain_128gpu_vr200_fp8cs_config",
+    "deepseek_v3_pretrain_128gpu_vr200_fp8mx_config",
+    "deepseek_v3_pretrain_128gpu_vr200_nvfp4_config",
     "deepseek_v3_pretrain_64gpu_h100_bf16_config",
     "deepseek_v3_pretrain_64gpu_h100_fp8cs_config",
     "qwen3_235b_a22b_pretrain_64gpu_gb200_fp8cs_config",
@@ -90,6 +98,35 @@ def test_every_recipe_for_a_gpu_that_is_known_can_be_planned(name: str) -> None:
     errors = {p.code for p in check(one, layers=("rules",)).problems if p.severity == "error"}
     expected = {"dataset-cache-folder"} if name.startswith("gpt_oss_20b_pretrain_") else set()
     assert errors == ({"expert-grid"} if name in OF_MORE_GPUS else expected)
+
+
+def test_every_pretraining_recipe_of_the_newest_release_renders_or_is_refused_with_a_reason() -> None:
+    """Each refusal was compared with the recipe and the source of Megatron-Core 0.19.2 that refuses it."""
+    names = [one.name for one in recipes_of(TRAINED_RELEASES[-1]).values() if one.task == "pretrain"]
+    assert len(names) == 419
+    refusals: dict[str, set[str]] = {}
+    runs = []
+    for name in names:
+        try:
+            runs.append(prepare(f"bridge:{name}"))
+        except UserError as error:
+            refusals.setdefault(only(error.problems).code, set()).add(name)
+    for one, found in zip(runs, check_all(runs, layers=("rules",)), strict=True):
+        for problem in found.problems:
+            if problem.severity == "error":
+                assert problem.fix, one.loaded.recipe.name
+                refusals.setdefault(problem.code, set()).add(one.loaded.recipe.name)
+        _, script = schedulers.cluster().script(rendered_job(one, Cluster(), None, False))
+        assert one.args.argv[0] in script
+    assert refusals.pop("expert-grid") == OF_MORE_GPUS
+    assert {code: len(found) for code, found in refusals.items()} == {
+        "batch-size": 2,  # 192 sequences, which 128 replicas cannot share
+        "dataset-cache-folder": 13,
+        "full-graph-pipeline": 1,  # DeepSeek-V4 Flash on B300: four stages without virtual stages
+        "moe-dispatcher-sms": 1,
+        "op-fuser-experts": 1,  # DeepSeek-V3 in NVFP4 on VR200 lacks NVTE_CUTEDSL_FUSED_GROUPED_MLP
+        "pipeline-layout": 2,
+    }
 
 
 @pytest.mark.parametrize("name", sorted(OF_MORE_GPUS))

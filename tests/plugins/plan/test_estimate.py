@@ -61,7 +61,17 @@ def test_text_shows_the_terms_of_a_step(recipe: str, capsys: pytest.CaptureFixtu
 
 
 def test_every_supported_gpu_has_a_prediction(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "cpu"):
+    for name in ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "vr200", "r100", "cpu"):
         options = ("--set", "precision.recipe=bf16") if name in ("a100", "cpu") else ()
         found = json.loads(output(capsys, recipe, "--json", "--gpu", name, *options))
         assert (found["predicted"] is None) == (name == "cpu")
+
+
+def test_a_prediction_for_a_gpu_that_nobody_measured_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("vr200", "r100"):
+        assert f"no measured run on {name.upper()}" in output(capsys, recipe, "--gpu", name)
+        known, unmeasured = (
+            json.loads(output(capsys, recipe, "--json", "--gpu", gpu))["predicted"]["uncertainty"]
+            for gpu in ("b200", name)
+        )
+        assert unmeasured > known

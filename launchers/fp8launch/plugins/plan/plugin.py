@@ -12,7 +12,10 @@ PLUGIN = Plugin(
             "fp8launch.plugins.plan.cli:plan", "Prepare", "predict the fastest layouts that fit a number of GPUs"
         ),
     },
-    rules={"fp8-experts-slower": "fp8launch.plugins.plan.rules:fp8_experts_slower"},
+    rules={
+        "fp8-experts-slower": "fp8launch.plugins.plan.rules:fp8_experts_slower",
+        "gpu-never-measured": "fp8launch.plugins.plan.rules:gpu_never_measured",
+    },
     run_costs={"run_cost": "fp8launch.plugins.plan.run_cost:run_cost"},
     estimates={"predicted": "fp8launch.plugins.plan.predicted:estimate_step"},
 )

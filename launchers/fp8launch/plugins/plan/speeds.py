@@ -2,8 +2,8 @@
 
 Two kinds of numbers. Data sheet values belong to one GPU type: bandwidth of memory, of NVLink and of the network card
 of NVIDIA's reference systems, and GPUs per NVLink domain (https://www.nvidia.com/en-us/data-center/: A100, H100, H200,
-DGX B200 and B300, GB200 and GB300 NVL72). Achieved fractions belong to an architecture, Hopper or Blackwell, and are
-the same for every model and layout. Comments name the sources of values that were measured directly; `benchmarks/plan`
+DGX B200 and B300, GB200, GB300 and Vera Rubin NVL72). Achieved fractions belong to an architecture, Hopper or
+Blackwell, and are the same for every model and layout. Comments name the sources of values that were measured directly; `benchmarks/plan`
 calibrates all others and measures the errors of predictions.
 """
 
@@ -166,7 +166,12 @@ DEVICES: Mapping[str, Device] = {
     # Two GPUs share the 450 GB/s in each direction of their Grace's NVLink-C2C.
     "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=GRACE, slow_host=GRACE, host_link=225),
     "gb300": Device(8.0, Links(900, 100, 72), 1.34, host=GRACE, slow_host=GRACE, host_link=225),
+    # Never measured: NVIDIA's preliminary figures of Vera Rubin NVL72 and HGX Rubin NVL8, and Grace for the host.
+    "vr200": Device(22.0, Links(1800, 200, 72), 1.0, host=GRACE, slow_host=GRACE, host_link=450),
+    "r100": Device(22.0, Links(1800, 200, 8), 1.0),
 }
+# GPUs without any measured run. Their efficiency is assumed to be Blackwell's.
+UNMEASURED = frozenset(("vr200", "r100"))
 
 # Fraction of the bandwidth of a link to the host that copies from the GPU achieve: 297 of 450 GB/s on GH200 (375 to the
 # GPU; Schieffer et al., "Harnessing Integrated CPU-GPU System Memory for HPC", 2024). Assumed for PCIe as well.
@@ -184,6 +189,8 @@ POWER_CLOCK: Mapping[str, float] = {
     "b300": 1.0,
     "gb200": 1.0,
     "gb300": 1.17,
+    "vr200": 1.0,
+    "r100": 1.0,
 }
 
 HOPPER = Fractions(
