@@ -126,6 +126,8 @@ def test_the_catalogue_states_versions_with_their_source() -> None:
         known = software_in(name)
         assert all(isinstance(version, str) for version in known.values())
         assert not known or entry["versions_from"].startswith("https://")
+        # Without a table of versions, the entry names the document that names the tag.
+        assert known or entry["named_in"].startswith("https://")
     assert software_in("nemo-26.04")["transformer_engine"] == "2.14"
     assert software_in(None) == {}
 

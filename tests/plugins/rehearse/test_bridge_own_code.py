@@ -97,8 +97,8 @@ def test_a_configuration_of_bridge_shrinks_as_the_flags_do(name: str) -> None:
 @pytest.mark.parametrize(
     ("release", "why"),
     [
-        ("0.5.0", "this Python has 0.5.0, the recipe is of 0.6.0"),
-        ("", "this Python has an unknown release, the recipe is of 0.6.0"),
+        ("0.5.0", "this Python has 0.5.0, the recipe is of 0.6.2"),
+        ("", "this Python has an unknown release, the recipe is of 0.6.2"),
     ],
 )
 def test_another_release_is_not_taken_for_the_recipes(

@@ -16,8 +16,9 @@ from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.sections import Checkpoint, Optimizer, Train
 from fp8launch.recipe.yaml_source import Node
 
-# Release to the catalogue image that contains it (docs/releases/software-versions.md of Bridge 0.6.0).
-IMAGES = {"0.4.0": "nemo-26.04", "0.5.0": "nemo-26.06"}
+# Release to the catalogue image that contains it (docs/releases/software-versions.md of Bridge 0.6.0, and its release
+# notes). No document names an image with 0.6.2.
+IMAGES = {"0.4.0": "nemo-26.04", "0.5.0": "nemo-26.06", "0.6.0": "nemo-26.08"}
 # GPUs of a node, as the pack's hardware parts have them.
 _PER_NODE = {"gb200": 4, "gb300": 4, "vr200": 4}
 _DEFAULT_PER_NODE = 8

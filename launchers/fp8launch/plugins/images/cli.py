@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
-from fp8launch.cluster.images import catalogue, image_for, local_path
+from fp8launch.cluster.images import catalogue, image_for, local_path, software_in
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import error
 from fp8launch.plugins.images.image_store import Kind, import_image, tool_for
@@ -26,9 +26,16 @@ def images(context: click.Context, as_json: bool) -> None:
     if as_json:
         show_json(known)
     else:
-        columns = ("image", "URI", "source")
-        rows = [(name, entry["uri"], entry.get("source", "")) for name, entry in known.items()]
+        columns = ("image", "URI", "versions", "source")
+        rows = [(name, entry["uri"], _versions(name), entry.get("source", "")) for name, entry in known.items()]
         show_table(columns, rows, unbroken=columns, drop=("source",))
+
+
+def _versions(name: str) -> str:
+    known = software_in(name)
+    if not known:
+        return "not published"
+    return f"Megatron-Core {known['megatron']}, TE {known['transformer_engine']}, CUDA {known['cuda']}"
 
 
 @images.command("import", short_help="import an image as a file that jobs share")
