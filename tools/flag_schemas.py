@@ -94,6 +94,11 @@ def write_scripts(checkouts: Path) -> None:
     (MEGATRON / "scripts.json.xz").write_bytes(compressed("{\n" + ",\n".join(lines) + "\n}\n"))
 
 
+def read(path: Path) -> Json:
+    """Return a schema of the repository."""
+    return json.loads(lzma.decompress(path.read_bytes()))
+
+
 def compressed(text: str) -> bytes:
     """Pack a text for the repository; `xz -dc` shows it."""
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
@@ -309,10 +314,11 @@ def generate(wheels: Iterable[Path]) -> dict[str, str]:
     missing = [minor for minor in MINORS if minor not in newest]
     if missing:
         _fail(f"no megatron-core wheel of version {', '.join(missing)} found")
-    return {f"{minor}.json.xz": _generate_one(newest[minor]) for minor in MINORS}
+    return {f"{minor}.json.xz": generate_one(newest[minor]) for minor in MINORS}
 
 
-def _generate_one(wheel: Path) -> str:
+def generate_one(wheel: Path) -> str:
+    """Return the schema of one wheel as text."""
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)

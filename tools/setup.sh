@@ -1,5 +1,6 @@
 #!/bin/bash
-# tools/setup.sh train|test VENV: set up what `make demo` and `make test` need. Says what it downloads first.
+# tools/setup.sh train|test|bridge VENV: set up what `make demo`, `make test` and the tests with Megatron-Bridge's own
+# code need. Says what it downloads first.
 set -euo pipefail
 
 what=$1 venv=$2
@@ -11,6 +12,11 @@ megatron=${megatrons[-1]}
 older_megatrons=("${megatrons[@]:0:${#megatrons[@]}-1}")
 # The peers of recipes/peers.
 peers=('accelerate>=1.15,<2' 'transformers>=5.23,<6' 'torchao>=0.18,<0.19' 'deepspeed>=0.19.8,<0.20')
+
+# The newest release in the index of recipes, and what its wheel requires. The wheel is for Python 3.12 by its metadata,
+# but is Python code that runs on 3.11 as well.
+bridge=0.6.2
+beside_bridge=('transformers>=5.8,<=5.12.1' 'hydra-core>=1.3.4,<1.4')
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -105,11 +111,21 @@ set_up_test() {
     has .cache/peer/bin/python accelerate transformers torchao deepspeed ||
         say "downloads accelerate, transformers, torchao and DeepSpeed (220 MB on disk) into .cache/peer"
     DS_BUILD_OPS=0 beside peer "${peers[@]}"
+    set_up_bridge || say "no Megatron-Bridge: the tests with its own code are skipped"
     packages=$("$venv/bin/python" tools/system_packages.py --missing)
     if [ -n "$packages" ]; then
         say "the distribution's packages that tests use and this machine lacks: ${packages//$'\n'/, }"
         "$venv/bin/python" tools/system_packages.py
     fi
+}
+
+set_up_bridge() {
+    # Needs an index; without one the tests with Bridge's own code are skipped.
+    has .cache/bridge/bin/python megatron.bridge transformers ||
+        say "downloads megatron-bridge $bridge (2 MB) and transformers (60 MB) into .cache/bridge"
+    beside bridge "${beside_bridge[@]}" &&
+        "$venv/bin/python" -m pip --python .cache/bridge/bin/python --quiet --disable-pip-version-check install \
+            --no-deps --ignore-requires-python "megatron-bridge==$bridge"
 }
 
 make_venv

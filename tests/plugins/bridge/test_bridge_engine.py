@@ -390,6 +390,14 @@ def test_sizes_of_bridge_are_checked() -> None:
         assert [problem.code for problem in found if problem.severity == "error"] == ["model-size"], key
 
 
+def test_a_recipe_that_reads_a_file_which_the_wheel_lacks() -> None:
+    name = "bridge:nemotron_3_super_pretrain_64gpu_b200_nvfp4_config"
+    found = [p for p in check(prepare(name), layers=("rules",)).problems if p.code == "bridge-file-missing"]
+    assert "te_quant.cfg" in only(found).message and "0.6.2" in only(found).message
+    older = check(prepare(name, ["bridge.release=0.6.0"]), layers=("rules",)).problems
+    assert "bridge-file-missing" not in {p.code for p in older}
+
+
 def test_a_gpu_without_the_precision_is_refused() -> None:
     found = check(prepare(LLAMA, ["resources.gpu=a100"]), layers=("rules",)).problems
     assert "fp8-needs-newer-gpu" in [p.code for p in found]

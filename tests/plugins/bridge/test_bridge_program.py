@@ -120,16 +120,31 @@ def test_a_package_without_the_scripts_says_so(tmp_path: Path) -> None:
     assert done.returncode == 3 and "has no `configs`" in done.stderr
 
 
+def test_a_file_that_the_wheel_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wheel of 0.6.2 lacks te_quant.cfg. The job blamed the hub."""
+    package = tmp_path / "megatron" / "bridge"
+    (tmp_path / "recipe_without_file.py").write_text(f"def recipe():\n    open({str(package / 'te_quant.cfg')!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(bridge_release, "installed", lambda: (package, "0.6.2"))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit) as stopped:
+        bridge.configuration("recipe_without_file:recipe", [], {})
+    said = capsys.readouterr().err
+    assert stopped.value.code == 3 and "te_quant.cfg" in said and "hub" not in said
+
+
 @pytest.mark.train
-@pytest.mark.parametrize("release", TRAINED_RELEASES)
+@pytest.mark.parametrize("release", {each.rpartition(".")[0]: each for each in TRAINED_RELEASES}.values())
 def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path: Path) -> None:
-    """Not in CI, which has no Megatron-Bridge. FP8LAUNCH_BRIDGE_0_5=MEGATRON:TRANSFORMERS:SITE:BRIDGE/src is the
+    """With the newest release in .cache/bridge (test_with_bridge.py). FP8LAUNCH_BRIDGE_0_5=MEGATRON:TRANSFORMERS:SITE:BRIDGE/src is the
     PYTHONPATH of 0.5, and so on; a release on PYTHONPATH needs none."""
     minor = release.rpartition(".")[0]
     path = os.environ.get(f"FP8LAUNCH_BRIDGE_{minor.replace('.', '_')}")
     found = bridge_release.installed()
     if path is None and (found is None or not found[1].startswith(f"{minor}.")):
-        pytest.skip(f"no Megatron-Bridge {minor} on PYTHONPATH; its source and Hydra are needed")
+        pytest.skip(f"no Megatron-Bridge {minor} here; .cache/bridge has the newest (test_with_bridge.py)")
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     start, tiny = OPTIONS, TINY
     if release < "0.6":

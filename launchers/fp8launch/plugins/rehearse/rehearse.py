@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -208,8 +209,23 @@ def request_of(plan: Plan, role: Role, small: Shrunk, scale: int = 1) -> Request
     }
     # As with `python script`, the checkout's own megatron package comes before the installed one.
     folders = [plan.script.resolve().parent] if plan.script else []
+    if not _is_found_anyway(plan.megatron):
+        folders.append(plan.megatron)
     packages = own.python_path if own else ()
-    return Request(content, [str(folder) for folder in (*folders, plan.megatron, *packages)])
+    return Request(content, [str(folder) for folder in (*folders, *packages)])
+
+
+def _is_found_anyway(megatron: Path) -> bool:
+    """Return whether this Python, and so the worker, imports this Megatron without PYTHONPATH.
+
+    Its folder then keeps its place. Put first, a base environment's folder would hide the newer packages of the virtual
+    environment on top of it, with which transformers refuses to be imported.
+    """
+    added = {Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder}
+    for folder in map(Path, sys.path):
+        if folder.resolve() not in added and (folder / "megatron" / "core").is_dir():
+            return folder.resolve() == megatron.resolve()
+    return False
 
 
 def _outcome(role: Role, result: Result, small: Shrunk) -> Outcome:
