@@ -21,7 +21,7 @@ from fp8launch.plugins.rehearse.software import NoTransformerEngine, transformer
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 # The releases of the image catalogue, and the one that is assumed where neither recipe nor image says.
-RELEASES = sorted({entry["transformer_engine"] for entry in catalogue().values()} | {ASSUMED_TE})
+RELEASES = sorted({entry.get("transformer_engine", ASSUMED_TE) for entry in catalogue().values()} | {ASSUMED_TE})
 
 # Called by Transformer Engine's Python code and not answered: a rehearsal that gets there ends without a verdict.
 NOT_ANSWERED = {
