@@ -3,8 +3,8 @@
     python tools/bridge_models.py CHECKOUT HUB_ID=FOLDER...
 
 A CHECKOUT is a folder with Bridge's source (`src/`) or its unpacked wheel, a FOLDER has the model's published
-config.json. Bridge's own code creates the model's configuration from it. Fields that differ from the defaults are kept, by Megatron-LM's names. Needs
-torch, megatron-core, transformers, omegaconf and hydra-core. No network is used.
+config.json. Bridge's own code creates the model's configuration from it. Fields that differ from the defaults are kept,
+by Megatron-LM's names. Needs torch, megatron-core, transformers, omegaconf and hydra-core. No network is used.
 """
 
 from __future__ import annotations

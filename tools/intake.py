@@ -34,7 +34,9 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any, NoReturn
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import flag_schemas
 from fp8launch.check.checker import check_all
@@ -119,10 +121,11 @@ def download(package: str, version: str, folder: Path, report: Report) -> Path:
     if known is not None and found != known and wheel.name.endswith("-none-any.whl"):
         fail(f"{wheel.name} has the hash {found}, but {known} is recorded")
     needs = metadata(wheel)["Requires-Python"] or ""
-    report.say(f"{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB, SHA-256 {found} ({'as recorded' if known == found else 'new'})")
+    size = f"{wheel.stat().st_size / 1e6:.1f} MB"
+    report.say(f"{wheel.name}, {size}, SHA-256 {found} ({'as recorded' if known == found else 'not recorded before'})")
     running = ".".join(map(str, sys.version_info[:3]))
     if running not in SpecifierSet(needs):
-        report.say(f"needs Python {needs}; `pip index versions {package}` of Python {running} does not show this release")
+        report.say(f"needs Python {needs}: `pip index versions {package}` of Python {running} does not show it")
     return wheel
 
 
@@ -206,8 +209,6 @@ def transformer_engine(version: str, wheel: Path, site: Path, report: Report) ->
     minor, table = versions.minor_of(version), ROOT / "launchers/fp8launch/plugins/rehearse/software.py"
     known = software.RELEASES.get(minor)
     newest = known or list(software.RELEASES.values())[-1]
-    from packaging.version import Version
-
     try:
         older = software.transformer_engine_for(Version(newest[0]), report.say)
     except software.NoTransformerEngine as reason:
@@ -216,12 +217,12 @@ def transformer_engine(version: str, wheel: Path, site: Path, report: Report) ->
     report.say(f"compared with {newest[0]}")
     for title, read in (
         ("options of precision recipes", recipe_fields),
-        ("variables", lambda root: {name: None for name in te_variables(root)}),
-        ("functions of the compiled extension", lambda root: {name: None for name in te_functions(root)}),
+        ("variables", lambda root: dict.fromkeys(te_variables(root))),
+        ("functions of the compiled extension", lambda root: dict.fromkeys(te_functions(root))),
     ):
         compare_names(title, read(older), read(site), report)
-    missing = sorted(set(te_functions(site)) - set(functions_by_name()))
-    report.listed("functions of the extension without a stand-in (test_compiled_te.py excuses some)", missing)
+    missing = set(te_functions(site)) - set(te_functions(older)) - set(functions_by_name())
+    report.listed("new functions of the extension without a stand-in", sorted(missing))
     line = f'    "{minor}": ("{version}", "{hashlib.sha256(wheel.read_bytes()).hexdigest()}"),'
     if known is None:
         last = list(software.RELEASES)[-1]
@@ -258,9 +259,10 @@ def te_functions(site: Path) -> Iterator[str]:
     """Return the functions of the compiled extension that Transformer Engine's Python code names."""
     for path in sorted((site / "transformer_engine" / "pytorch").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id in ("tex", "transformer_engine_torch") and node.attr[0].islower():
-                    yield node.attr
+            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+                continue
+            if node.value.id in ("tex", "transformer_engine_torch") and node.attr[0].islower():
+                yield node.attr
 
 
 def compare_names(title: str, before: Mapping[str, Any], after: Mapping[str, Any], report: Report) -> None:
@@ -283,30 +285,38 @@ def megatron_bridge(version: str, wheel: Path, site: Path, report: Report) -> No
         ["bridge_recipes.py", f"{version}={site}"],
         ["bridge_fields.py", f"{version}={site}"],
     ):
-        done = subprocess.run([BRIDGE_PYTHON, ROOT / "tools" / command[0], *command[1:]], env=environment, check=False)
+        done = subprocess.run([BRIDGE_PYTHON, ROOT / "tools" / command[0], command[1]], env=environment, check=False)
         if done.returncode:
             fail(f"{command[0]} failed")
     for cache in (index._read, index.releases, index.recipes_of):
         cache.cache_clear()
     earlier = [each for each in index.releases() if each != version]
-    before = {n: one for n, one in index.recipes_of(earlier[-1]).items()}
+    before = index.recipes_of(earlier[-1])
     after = index.recipes_of(version)
     report.say(f"recipes: {len(after)}, compared with {earlier[-1]}")
     report.listed("new recipes", sorted(after.keys() - before.keys()))
     report.listed("removed recipes", sorted(before.keys() - after.keys()))
-    changed = []
+    changed: dict[str, list[str]] = {}
     for name in sorted(before.keys() & after.keys()):
         if fields := changed_fields(before[name].as_dict(), after[name].as_dict()):
-            changed.append(f"{name}: {', '.join(fields)}")
-    report.listed("changed recipes", changed)
+            changed.setdefault("\n      ".join(fields), []).append(name)
+    report.say(f"changed recipes: {sum(map(len, changed.values()))}")
+    for fields_text, names in sorted(changed.items(), key=lambda item: -len(item[1])):
+        report.say(f"  {len(names)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}\n      {fields_text}")
     lacking = [f"{n}: {', '.join(one.missing_files)}" for n, one in after.items() if one.missing_files]
     report.listed("recipes that read files which the wheel lacks", lacking)
-    for place, there in (
-        ("MEGATRON of launchers/fp8launch/plugins/bridge/attributes.py", "attributes.py"),
-        ("TRAINED_RELEASES of launchers/fp8launch/plugins/bridge/engine.py", "engine.py"),
-    ):
-        if f'"{version}"' not in (ROOT / "launchers/fp8launch/plugins/bridge" / there).read_text():
-            report.problem(f"add {version} to {place}")
+    for name, file in (("MEGATRON", "attributes.py"), ("TRAINED_RELEASES", "engine.py")):
+        path = ROOT / "launchers/fp8launch/plugins/bridge" / file
+        if f'"{version}"' not in path.read_text(encoding="utf-8"):
+            report.problem(f"add {version} to {name} of {path.relative_to(ROOT)}")
+    needs = {}
+    for text in metadata(wheel).get_all("Requires-Dist"):
+        required = Requirement(text)
+        if required.marker is None:
+            needs[required.name] = str(required.specifier)
+    packages = " ".join(f"'{name}{needs[name]}'" for name in ("transformers", "hydra-core"))
+    replace_in(ROOT / "tools/setup.sh", r"^bridge=.*$", f"bridge={version}")
+    replace_in(ROOT / "tools/setup.sh", r"^beside_bridge=.*$", f"beside_bridge=({packages})")
     record_hash("megatron-bridge", version, wheel)
 
 
@@ -318,8 +328,13 @@ def changed_fields(before: Json, after: Json, prefix: str = "") -> list[str]:
         if a != b and isinstance(a or {}, Mapping) and isinstance(b or {}, Mapping):
             found += changed_fields(a or {}, b or {}, f"{prefix}{key}.")
         elif a != b:
-            found.append(f"{prefix}{key}: {a} -> {b}")
+            found.append(f"{prefix}{key}: {shortened(a)} -> {shortened(b)}")
     return found
+
+
+def shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def record_hash(package: str, version: str, wheel: Path) -> None:
@@ -418,7 +433,8 @@ def rehearse(only: str | None, bridge: bool, count: int, report: Report) -> None
             counts: dict[str, int] = {}
             for row in rows:
                 counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
-            report.say(f"{script}: {len(rows)} recipes: {', '.join(f'{n} {word}' for word, n in sorted(counts.items()))}")
+            verdicts = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+            report.say(f"{script}: {len(rows)} recipes: {verdicts}")
             for row in rows:
                 if row["verdict"] not in ("passed", "check"):
                     name = row.get("recipe") if isinstance(row.get("recipe"), str) else f"seed {row.get('seed')}"
@@ -427,7 +443,7 @@ def rehearse(only: str | None, bridge: bool, count: int, report: Report) -> None
 
 
 def run_tests(package: str, report: Report) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slurm and not drill and not slow"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slurm and not drill"]
     done = subprocess.run([*command, *TESTS[package]], cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     for line in lines:

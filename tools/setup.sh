@@ -16,7 +16,7 @@ peers=('accelerate>=1.15,<2' 'transformers>=5.23,<6' 'torchao>=0.18,<0.19' 'deep
 # The newest release in the index of recipes, and what its wheel requires. The wheel is for Python 3.12 by its metadata,
 # but is Python code that runs on 3.11 as well.
 bridge=0.6.2
-beside_bridge=('transformers>=5.8,<=5.12.1' 'hydra-core>=1.3.4,<1.4')
+beside_bridge=('transformers<=5.12.1,>=5.8' 'hydra-core<1.4,>=1.3.4')
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 

@@ -34,7 +34,10 @@ def divides(recipe: BridgeRecipe) -> bool:
 def test_layout_and_batch_divide_the_gpus() -> None:
     """Two recipes of 0.6 take over the batch of one for 64 GPUs, 192, which 128 replicas cannot share."""
     odd = [name for release in releases() for name, one in recipes_of(release).items() if not divides(one)]
-    assert odd == 2 * ["nemotronh_56b_pretrain_256gpu_b200_bf16_config", "nemotronh_56b_pretrain_256gpu_gb300_bf16_config"]
+    assert odd == 2 * [
+        "nemotronh_56b_pretrain_256gpu_b200_bf16_config",
+        "nemotronh_56b_pretrain_256gpu_gb300_bf16_config",
+    ]
 
 
 def test_a_recipe_has_what_its_function_sets() -> None:

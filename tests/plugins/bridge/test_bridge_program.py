@@ -138,8 +138,8 @@ def test_a_file_that_the_wheel_lacks_is_named(
 @pytest.mark.train
 @pytest.mark.parametrize("release", {each.rpartition(".")[0]: each for each in TRAINED_RELEASES}.values())
 def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path: Path) -> None:
-    """With the newest release in .cache/bridge (test_with_bridge.py). FP8LAUNCH_BRIDGE_0_5=MEGATRON:TRANSFORMERS:SITE:BRIDGE/src is the
-    PYTHONPATH of 0.5, and so on; a release on PYTHONPATH needs none."""
+    """.cache/bridge has the newest release (test_with_bridge.py). For 0.5 FP8LAUNCH_BRIDGE_0_5 is the PYTHONPATH
+    MEGATRON:TRANSFORMERS:SITE:BRIDGE/src, and so on."""
     minor = release.rpartition(".")[0]
     path = os.environ.get(f"FP8LAUNCH_BRIDGE_{minor.replace('.', '_')}")
     found = bridge_release.installed()

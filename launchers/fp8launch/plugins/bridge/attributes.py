@@ -23,6 +23,13 @@ _SHAPES = Path(__file__).with_name("models.json")
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
 # No table states 0.6.2's: pip installs the newest 0.19 with its wheel.
 MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0", "0.6.2": "0.19.2"}
+
+
+def megatron_of(release: str) -> str:
+    """Return the Megatron-Core of a release of Bridge; of one without an entry, the newest entry's."""
+    return MEGATRON.get(release, list(MEGATRON.values())[-1])
+
+
 # Models on the hub whose published configuration is in the pack.
 PARTS = {
     "meta-llama/Meta-Llama-3-8B": "llama3_8b",
@@ -106,7 +113,7 @@ def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
     for hub in recipe.hub:
         if hub in PARTS:
             part = PARTS[hub]
-            found |= {**_model(part, MEGATRON[recipe.release]), **_OF_BRIDGE.get(part, {})}
+            found |= {**_model(part, megatron_of(recipe.release)), **_OF_BRIDGE.get(part, {})}
             if recipe.release < "0.6":
                 found |= _UP_TO_0_5.get(part, {})
         else:

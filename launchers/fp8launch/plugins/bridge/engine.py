@@ -158,7 +158,7 @@ class Bridge(Engine):
             if attribute := attribute_of(field):
                 attribute_places[attribute] = setting.where
         return EngineArguments(
-            version=attributes.MEGATRON[recipe.release],
+            version=attributes.megatron_of(recipe.release),
             values={field: setting.value for field, setting in found.items()},
             arguments=tuple(arguments),
             attributes=stated,

@@ -68,8 +68,10 @@ def rows_of(recipe: BridgeRecipe) -> list[PublishedRow]:
     minor = recipe.release.rpartition(".")[0]
     for release in [each for each in reversed(releases()) if each.rpartition(".")[0] == minor]:
         other = recipes_of(release).get(recipe.name)
-        if (release, recipe.name) in _figures() and other is not None and replace(other, release="") == replace(
-            recipe, release=""
+        if (
+            (release, recipe.name) in _figures()
+            and other is not None
+            and replace(other, release="") == replace(recipe, release="")
         ):
             return _figures()[release, recipe.name]
     return []

@@ -3,8 +3,8 @@
 Two kinds of numbers. Data sheet values belong to one GPU type: bandwidth of memory, of NVLink and of the network card
 of NVIDIA's reference systems, and GPUs per NVLink domain (https://www.nvidia.com/en-us/data-center/: A100, H100, H200,
 DGX B200 and B300, GB200, GB300 and Vera Rubin NVL72). Achieved fractions belong to an architecture, Hopper or
-Blackwell, and are the same for every model and layout. Comments name the sources of values that were measured directly; `benchmarks/plan`
-calibrates all others and measures the errors of predictions.
+Blackwell, and are the same for every model and layout. Comments name the sources of values that were measured directly;
+`benchmarks/plan` calibrates all others and measures the errors of predictions.
 """
 
 from __future__ import annotations
