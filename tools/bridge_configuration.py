@@ -6,10 +6,10 @@
 A CHECKOUT is a folder with Bridge's source of RELEASE (`src/`), or its unpacked wheel. Recipes of Bridge are built as a
 run builds them: by the in-job program's `configuration` with the arguments that `fp8launch render bridge:NAME` shows,
 then by Bridge's own `runtime_config_update` for the GPUs of the recipe. Recipes of the pack are built by Megatron-LM's
-parser, validators and `core_transformer_config_from_args`. The result has the fields of TransformerConfig, DistributedDataParallelConfig
-and OptimizerConfig that differ from Megatron-Core's defaults, as far as JSON can hold them. The models' published
-configurations (hub_models.json) stand in for the Hugging Face hub. Needs torch and megatron-core, for Bridge also
-transformers, omegaconf and hydra-core; nothing is trained and no network is used.
+parser, validators and `core_transformer_config_from_args`. The result has the fields of TransformerConfig,
+DistributedDataParallelConfig and OptimizerConfig that differ from Megatron-Core's defaults, as far as JSON can hold
+them. The models' published configurations (hub_models.json) stand in for the Hugging Face hub. Needs torch and
+megatron-core, for Bridge also transformers, omegaconf and hydra-core; nothing is trained and no network is used.
 """
 
 from __future__ import annotations

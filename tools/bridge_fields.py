@@ -3,8 +3,8 @@
     python tools/bridge_fields.py RELEASE=CHECKOUT
 
 A CHECKOUT is a folder with the source of that release (`src/`), or an unpacked wheel. Bridge is imported, not run.
-Needs torch, transformers, omegaconf, hydra-core and the megatron-core of that release's image: 0.17 for 0.4, 0.18 for 0.5. A
-section that may hold one of several classes, such as the model, gets the fields of all of them.
+Needs torch, transformers, omegaconf, hydra-core and the megatron-core of that release's image: 0.17 for 0.4, 0.18 for
+0.5. A section that may hold one of several classes, such as the model, gets the fields of all of them.
 """
 
 from __future__ import annotations

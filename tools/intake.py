@@ -10,7 +10,8 @@ wheel, which is read and never installed; its hash must be the recorded one, or 
 1. The data made from the package is written: flag schema, recipe index, fields, recorded configurations, hashes.
 2. What changed since the release before is printed: flags, defaults, recipes, functions that stand-ins lack.
 3. Every recipe of the pack and of Bridge is checked before and after, and changed findings are printed.
-4. Recipes of the pack (`--only` selects some, none by default) and `--random` fixed random recipes are rehearsed.
+4. Recipes (`--only` selects them by a word in their names, by default none; '' is all of the pack or of Bridge) and
+   `--random` fixed random recipes are rehearsed.
 5. The tests that compare the package with the code run.
 
 `git diff` is the result to review. Exit code 1: something needs a hand (a failed test or rehearsal, a rule's symbol).
@@ -165,6 +166,9 @@ def megatron_core(version: str, wheel: Path, site: Path, report: Report) -> None
     before, text = flag_schemas.read(older), flag_schemas.generate_one(wheel)
     report.say(f"flags: compared with {before['version']}")
     compare_flags(before, json.loads(text), report)
+    if minor in versions.SUPPORTED and versions.release(version) < versions.release(versions.SUPPORTED[minor]):
+        report.say(f"{versions.SUPPORTED[minor]} is newer: nothing is written")
+        return
     if json.loads(text) != before:
         schema.write_bytes(flag_schemas.compressed(text))
     table = ROOT / "launchers/fp8launch/megatron/versions.py"
@@ -173,6 +177,8 @@ def megatron_core(version: str, wheel: Path, site: Path, report: Report) -> None
         newest = list(versions.SUPPORTED.items())[-1]
         line = f'    "{newest[0]}": "{newest[1]}",\n'
         replace_in(table, f"^{re.escape(line)}", f'{line}    "{minor}": "{version}",\n')
+        line = f'    "{newest[1]}": "{versions.WHEELS[newest[1]]}",\n'
+        replace_in(table, f"^{re.escape(line)}", f'{line}    "{version}": "{sha256}",\n')
         for place in ("pyproject.toml (megatron-core)", "TESTED_MEGATRON of launchers/fp8launch/injob/rank/worker.py",
                       "ENGINES of tools/rehearse_pack.py and tools/random_recipes.py"):  # fmt: skip
             report.problem(f"add {minor} to {place}")
@@ -281,13 +287,15 @@ def megatron_bridge(version: str, wheel: Path, site: Path, report: Report) -> No
     if not BRIDGE_PYTHON.is_file():
         fail("needs .cache/bridge: run `tools/setup.sh bridge .venv`")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "launchers"), "HF_HUB_OFFLINE": "1"}
-    for command in (
-        ["bridge_recipes.py", f"{version}={site}"],
-        ["bridge_fields.py", f"{version}={site}"],
+    replace_in(ROOT / "tools" / "bridge_configuration.py", r"^RELEASE = .*$", f'RELEASE = "{version}"')
+    for tool, *options in (
+        ("bridge_recipes.py", f"{version}={site}"),
+        ("bridge_fields.py", f"{version}={site}"),
+        ("bridge_configuration.py", str(site), "--write"),
     ):
-        done = subprocess.run([BRIDGE_PYTHON, ROOT / "tools" / command[0], command[1]], env=environment, check=False)
+        done = subprocess.run([BRIDGE_PYTHON, ROOT / "tools" / tool, *options], env=environment, check=False)
         if done.returncode:
-            fail(f"{command[0]} failed")
+            fail(f"{tool} failed")
     for cache in (index._read, index.releases, index.recipes_of):
         cache.cache_clear()
     earlier = [each for each in index.releases() if each != version]
@@ -415,7 +423,7 @@ def compare_findings(before: Mapping[str, list[str]], after: Mapping[str, list[s
     report.listed("new recipes with errors", fresh)
 
 
-def rehearse(only: str | None, bridge: bool, count: int, report: Report) -> None:
+def rehearse(only: str | None, bridge: bool, count: int, environment: Mapping[str, str], report: Report) -> None:
     """Rehearse recipes of the pack or of Bridge whose names contain `only`, and the first random recipes."""
     with tempfile.TemporaryDirectory() as folder:
         commands = []
@@ -427,7 +435,7 @@ def rehearse(only: str | None, bridge: bool, count: int, report: Report) -> None
         for script, *options in commands:
             subprocess.run(
                 [sys.executable, ROOT / "tools" / script, *options], stdout=subprocess.DEVNULL, check=False,
-                env={**os.environ, "PYTHONPATH": str(ROOT / "launchers")},
+                env=environment,
             )  # fmt: skip
             rows = [json.loads(line) for line in Path(options[0]).read_text().splitlines()]
             counts: dict[str, int] = {}
@@ -442,12 +450,14 @@ def rehearse(only: str | None, bridge: bool, count: int, report: Report) -> None
                     report.failed |= row["verdict"] == "error"
 
 
-def run_tests(package: str, report: Report) -> None:
+def run_tests(package: str, environment: Mapping[str, str], report: Report) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slurm and not drill"]
-    done = subprocess.run([*command, *TESTS[package]], cwd=ROOT, capture_output=True, text=True, check=False)
+    command += TESTS[package]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     for line in lines:
-        if line.startswith(("FAILED", "ERROR")):
+        # What an assertion shows, such as the symbols of rules that are missing, and the names of tests.
+        if line.startswith(("FAILED", "ERROR", "E  ")):
             report.say(f"  {line}")
     report.say(f"tests: {lines[-1] if lines else done.stderr.strip()[-200:]}")
     report.failed |= done.returncode != 0
@@ -462,7 +472,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", nargs="?", metavar="PACKAGE==VERSION")
     parser.add_argument("--named-in", metavar="URL", help="the public document that names an image's tag")
-    parser.add_argument("--only", metavar="WORD", help="rehearse the recipes whose names contain this ('' for all)")
+    parser.add_argument("--only", metavar="WORD", help="rehearse the recipes whose names contain this")
     parser.add_argument("--random", type=int, default=20, metavar="N", help="rehearse this many fixed random recipes")
     parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--findings", action="store_true", help=argparse.SUPPRESS)
@@ -486,12 +496,19 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory() as folder:
             wheel = download(package, version, Path(folder), report)
-            take[package](version, wheel, unpack(wheel, Path(folder) / "site"), report)
+            site = unpack(wheel, Path(folder) / "sites" / version)
+            take[package](version, wheel, site, report)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT / "launchers")}
+            if package == "megatron-core":
+                # Rehearsals and tests use this release, whichever is installed.
+                environment["PYTHONPATH"] += f"{os.pathsep}{site}"
+                environment["FP8LAUNCH_TEST_MEGATRON"] = str(site.parent)
+            rehearse(options.only, package == "megatron-bridge", options.random, environment, report)
+            if not options.no_tests:
+                run_tests(package, environment, report)
     compare_findings(before, findings_of_another_process(), report)
-    if package != "nemo":
-        rehearse(options.only, package == "megatron-bridge", options.random, report)
-    if not options.no_tests:
-        run_tests(package, report)
+    if package == "nemo":
+        run_tests(package, dict(os.environ), report)
     changes = subprocess.run(["git", "status", "--short"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     report.say(f"changed files, to review with `git diff`:\n{changes}" if changes else "no file changed")
     return int(report.failed)

@@ -1,8 +1,8 @@
 """The Megatron-Core versions that fp8launch supports, named here and nowhere else.
 
-A new minor version is one entry in SUPPORTED and its wheel's hash in WHEELS, then `python tools/flag_schemas.py`, which
-writes its flag schema. A test compares pyproject.toml, the schemas and the in-job worker's list with this one. Recipes
-that name no version use DEFAULT, which is changed separately.
+`python tools/intake.py megatron-core==VERSION` adds a release to SUPPORTED and WHEELS, and writes its flag schema. A
+test compares pyproject.toml, the schemas and the in-job worker's list with this one. Recipes that name no version use
+DEFAULT, which is changed separately.
 
 Standard library only: tools/setup.sh reads it before anything is installed.
 """
