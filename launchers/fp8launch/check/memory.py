@@ -1,6 +1,6 @@
 """Check that a run fits on its GPUs: an error if it cannot, a warning if it may not. Fixes say how much they save.
 
-The estimate comes from `fp8launch.megatron.memory`. docs/memory.md compares it with measured runs.
+The estimate comes from `fp8launch.megatron.memory`. benchmarks/h200/memory_bounds.md compares it with measured runs.
 """
 
 from __future__ import annotations
