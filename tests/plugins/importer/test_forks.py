@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,16 @@ def test_endless_loops_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "takes more than" in capsys.readouterr().err
     job.write_text(f"while true; do sleep 1; done\nX=1\ntorchrun pretrain_gpt.py --bf16 {SHAPE}")
     assert cli.run(["import", str(job)]) == 0
+
+
+@pytest.mark.parametrize("head", ["for a in {0..63}; do for b in {0..63}; do", "f() {"])
+def test_text_that_is_read_again_and_again_is_limited(head: str) -> None:
+    body = f"if false; then show {'x ' * 100_000}; fi;"
+    rest = "done; done" if head.startswith("for") else "}\n" + "f\n" * 10_000
+    began = time.monotonic()
+    with pytest.raises(UserError, match="expands to more than"):
+        import_text(f"{head} {body} {rest}\ntorchrun pretrain_gpt.py --bf16 {SHAPE}", "job.sh", None)
+    assert time.monotonic() - began < 60
 
 
 FORK = """\

@@ -18,6 +18,8 @@ _MAX_COMMANDS = 20_000
 # The most characters in all words and variables. Each variable in a command's environment counts as several.
 _MAX_SIZE = 64 << 20
 _SIZE_OF_VARIABLE = 16
+# A token that is read again, in a loop or a function.
+_SIZE_OF_TOKEN = 32
 
 _DECLARING = ("export", "declare", "typeset", "local", "readonly")
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z|k)?sh")
@@ -74,8 +76,9 @@ class SimpleCommands(WordExpander, ABC):
             return ASSUMED
         return self._run(prefix, expanded, rest[0].line, mode)
 
-    def count_step(self) -> None:
-        """Limit how many commands and iterations of loops are followed."""
+    def count_step(self, tokens: int = 0) -> None:
+        """Limit how many commands, iterations and calls are followed, and the tokens of the latter."""
+        self._grow(tokens * _SIZE_OF_TOKEN)
         self._reading.steps += 1
         if self._reading.steps > _MAX_COMMANDS:
             raise error("shell-too-large", f"takes more than {_MAX_COMMANDS} commands", self.name)

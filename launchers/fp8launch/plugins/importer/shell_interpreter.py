@@ -234,7 +234,7 @@ class _Script(SimpleCommands):
             values = []
         elif len(values) <= _MOST_ITERATIONS and not self._leaves_loop():
             for value in values:
-                self.count_step()
+                self.count_step(self._at - begin)
                 self._at = begin
                 self.variables[name] = value
                 self._past("do")
@@ -263,7 +263,7 @@ class _Script(SimpleCommands):
         self._at += 1
         begin, kept, count = self._at, dict(self.variables), len(self._reading.commands)
         for _ in range(_MOST_ITERATIONS if mode is Mode.RUN else 0):
-            self.count_step()
+            self.count_step(self._at - begin)
             self._at = begin
             truth = self._list(("do",), mode)
             if not isinstance(truth, bool) or self._leaves_loop():
@@ -340,9 +340,11 @@ class _Script(SimpleCommands):
         kept, before = (self._tokens, self._at), self.arguments()
         self.set_arguments(arguments)
         self._tokens, self._at = self._functions[name]
+        begin = self._at
         self._depth += 1
         self._command(mode)
         self._depth -= 1
+        self.count_step(self._at - begin)
         self.set_arguments(before)
         self._tokens, self._at = kept
 
