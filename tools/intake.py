@@ -356,13 +356,13 @@ def record_hash(package: str, version: str, wheel: Path) -> None:
 
 def nemo_run(version: str, wheel: Path, site: Path, report: Report) -> None:
     """Print the fields of the executor that the backend uses and the wheel lacks."""
-    text = (site / "nemo_run/core/execution/slurm.py").read_text(encoding="utf-8")
-    classes = {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)}
-    defined = {
-        each.target.id if isinstance(each, ast.AnnAssign) else each.name  # type: ignore[union-attr]
-        for each in classes["SlurmExecutor"].body
-        if isinstance(each, ast.AnnAssign | ast.FunctionDef)
-    }
+    defined = set()
+    for file, name in (("slurm.py", "SlurmExecutor"), ("base.py", "Executor")):
+        text = (site / "nemo_run/core/execution" / file).read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+                defined |= {field.id for field in fields if isinstance(field, ast.Name)}
     backend = (ROOT / "launchers/fp8launch/plugins/nemo_run/scheduler.py").read_text(encoding="utf-8")
     used = set()
     for node in ast.walk(ast.parse(backend)):
