@@ -15,9 +15,9 @@ from fp8launch.cli.moment import MOMENT
 from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table, with_options
 from fp8launch.report.progress import duration
 from fp8launch.report.run_selection import Selection, tags_of
-from fp8launch.report.run_status import RunStatus, run_statuses, without_removed
+from fp8launch.report.run_status import RunStatus, run_statuses
 from fp8launch.rundir.names import runs_named, study_named
-from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots
+from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots, without_removed
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Status
 from fp8launch.untyped import as_mapping

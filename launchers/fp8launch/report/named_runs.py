@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fp8launch.diagnostics import ANSWER_IS_NO, error
+from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.logs.event_files import event_files
 from fp8launch.logs.open_log import log_name, logs_in
 from fp8launch.recipe.yaml_source import is_file, is_folder, is_there
@@ -27,10 +27,23 @@ def read_runs(
     """
     found: dict[str, RunReport] = {}
     for name in names:
-        for run in _read(name, gpu, say):
+        for run in _read_left(name, gpu, say):
             key = run.sources[0] if run.sources else run.name
             found.setdefault(key, run)
     return _told_apart(list(found.values()))
+
+
+def _read_left(name: str, gpu: str | None, say: Callable[[str], object]) -> list[RunReport]:
+    """Read what a name refers to; look it up again if somebody removes one of its runs in the meantime."""
+    gone: set[str | None] = set()
+    while True:
+        try:
+            return _read(name, gpu, say)
+        except UserError as exc:
+            problem = exc.problems[0]
+            if problem.code != "no-manifest" or problem.where in gone:
+                raise
+            gone.add(problem.where)
 
 
 def _told_apart(runs: list[RunReport]) -> list[RunReport]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fp8launch import schedulers
 from fp8launch.diagnostics import UserError
 from fp8launch.injob.supervisor.failures import Failure
-from fp8launch.injob.supervisor.run_records import MANIFEST
 from fp8launch.report.progress import Progress, progress_of
 from fp8launch.report.run_selection import tags_of
 from fp8launch.rundir.attempts import attempts_of
@@ -23,8 +22,6 @@ from fp8launch.submit.submission import describe_without_job, recover_cut_off
 
 # Characters of a failure's message in a listing. `parse` prints all of it.
 MESSAGE = 90
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,19 +70,6 @@ def run_statuses(runs: Sequence[RunFolder]) -> list[RunStatus]:
         manifest = run.manifest()
         statuses.append(RunStatus(run, manifest, state, progress_of(run, manifest, state)))
     return statuses
-
-
-def without_removed(work: Callable[[Sequence[RunFolder]], T], runs: Sequence[RunFolder]) -> T:
-    """Return what `work` makes of the runs, without those that somebody removes in the meantime."""
-    left = list(runs)
-    while True:
-        try:
-            return work(left)
-        except UserError as exc:
-            gone = [run for run in left if exc.problems[0].where in (str(run.path), str(run.path / MANIFEST))]
-            if not gone:
-                raise
-            left.remove(gone[0])
 
 
 def run_states(runs: Sequence[RunFolder]) -> list[JobState]:

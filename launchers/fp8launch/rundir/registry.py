@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -23,6 +23,7 @@ from fp8launch.wording import and_more
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
 
+T = TypeVar("T")
 Folder = TypeVar("Folder", RunFolder, StudyFolder)
 
 # Names with these endings mean files, never runs. Names of recipes may contain a dot, such as `qwen2.5`.
@@ -174,6 +175,19 @@ def _refuse_path(name: str) -> NoReturn:
         raise error("path-not-found", "this path does not exist", name, "`fp8launch runs` lists runs and their ids")
     message = f"is not a run folder or a study: it has neither {MANIFEST} nor {STUDY}"
     raise error("not-a-run", message, name, "`fp8launch runs` lists runs and their ids")
+
+
+def without_removed(work: Callable[[Sequence[RunFolder]], T], runs: Sequence[RunFolder]) -> T:
+    """Return what `work` makes of the runs, without those that somebody removes in the meantime."""
+    left = list(runs)
+    while True:
+        try:
+            return work(left)
+        except UserError as exc:
+            gone = [run for run in left if exc.problems[0].where in (str(run.path), str(run.path / MANIFEST))]
+            if not gone:
+                raise
+            left.remove(gone[0])
 
 
 def all_studies() -> list[StudyFolder]:

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import struct
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_keys_move_open_filter_and_leave() -> None:
     assert ranked.press("enter", runs, 24).press("escape", runs, 24) == View(selected="c")
     assert view.press("q", runs, 24).done and opened.press("quit", runs, 24).done
     assert View().press("enter", [], 24) == View()
+
+
+def test_actions_ask_first() -> None:
+    runs = ["a", "b"]
+    asking = View().press("C", runs, 24)
+    assert (asking.asking, asking.selected, asking.order) == ("cancel", "b", "")
+    assert asking.press("y", [*runs, "newer"], 24).order == "cancel"
+    for key in ("n", "escape", "enter", "q"):
+        declined = asking.press(key, runs, 24)
+        assert (declined.order, declined.asking, declined.done) == ("", "", False)
+    opened = View(opened="a").press("R", runs, 24)
+    assert (opened.asking, opened.selected, opened.opened) == ("resume", "a", "a")
+    assert View().press("C", [], 24).asking == ""
+    assert View(message="cancelled").press("down", runs, 24).message == ""
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -175,6 +190,22 @@ def test_the_command_on_a_terminal(screen: Any) -> None:
     until("enter open", "\x1b")
     until("enter open", "\x1b[A")
     until(FIRST + "  completed", "\r")
+    until("", "q")
+    assert process.wait(120) == 0
+
+
+def test_actions_and_removed_runs_on_a_terminal(screen: Any) -> None:
+    until, process, _ = screen
+    until("R resume")
+    until(f"cancel {SECOND}? y/n", "C")
+    until("R resume", "n")
+    until("resume", "R")
+    until("writes no checkpoints", "y")
+    shutil.rmtree(default_root() / SECOND)
+    until("1 completed")
+    until(FIRST + "  completed", "\r")
+    shutil.rmtree(default_root() / FIRST)
+    until("no runs yet")
     until("", "q")
     assert process.wait(120) == 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 import sys
 import termios
 import time
@@ -28,6 +29,7 @@ from fp8launch.report.progress import Progress, progress_of
 from fp8launch.report.run_status import by_scheduler, detail_of, run_states
 from fp8launch.rundir.attempts import attempts_of
 from fp8launch.rundir.names import runs_or_newest
+from fp8launch.rundir.registry import without_removed
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers import by_name
 from fp8launch.schedulers.base import JobTimes
@@ -54,6 +56,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
     arrows         select a run, or scroll its log  /  search the log
     enter, escape  open a run, go back              r  only the lines of one rank
     f              follow the end of the log        q  quit; the runs continue
+    C, R           cancel or resume the run, after asking
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         message = "`watch` needs a terminal, and standard input or output is not one"
@@ -66,16 +69,43 @@ def watch(names: tuple[str, ...], last: int) -> int:
         while not view.done:
             now = time.monotonic()
             if now - asked >= ASK_SECONDS:
-                rows, asked, read = _rows(runs_or_newest(names, last), rows), now, now
+                rows, asked, read = _rows_left(names, last, rows), now, now
             elif now - read >= READ_SECONDS:
-                rows, read = list(map(_again, rows)), now
+                rows, read = list(filter(None, map(_again, rows))), now
             size = live.console.size
             log = _log(rows, view)
             live.update(render(view, rows, log, size.width, size.height), refresh=True)
             pressed = key(0.25)
             if pressed:
                 view = view.press(pressed, [row.run_id for row in rows], size.height)
+            if view.order:
+                working = replace(view, order="", message=f"{view.order} {view.selected} ...")
+                live.update(render(working, rows, log, size.width, size.height), refresh=True)
+                view, asked = replace(working, message=_carried_out(view, rows)), float("-inf")
     return 0
+
+
+def _carried_out(view: View, rows: list[Row]) -> str:
+    """Run the command that the user confirmed, and return its last message.
+
+    A process of its own checks, locks and reports as if the user had typed the command.
+    """
+    path = next((row.run.path for row in rows if row.run_id == view.selected), None)
+    if path is None:
+        return f"{view.selected} no longer exists"
+    words = [sys.executable, "-m", "fp8launch", view.order, str(path)]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or ["done"]
+    return lines[0] if done.returncode else lines[-1]
+
+
+def _rows_left(names: tuple[str, ...], last: int, before: list[Row]) -> list[Row]:
+    """Return the current rows without runs that somebody removes in the meantime, even if they were named."""
+    try:
+        found = runs_or_newest(names, last)
+    except UserError:
+        found = [row.run for row in before if row.run.path.is_dir()]
+    return without_removed(lambda left: _rows(list(left), before), found)
 
 
 def _rows(found: list[RunFolder], before: list[Row]) -> list[Row]:
@@ -96,11 +126,14 @@ def _rows(found: list[RunFolder], before: list[Row]) -> list[Row]:
     return rows
 
 
-def _again(row: Row) -> Row:
-    """Return the row with the newest lines of its log, without asking the scheduler."""
+def _again(row: Row) -> Row | None:
+    """Return the row with the newest lines of its log, without asking the scheduler; None if the run was removed."""
     if row.state.final:
-        return row
-    progress: Progress = progress_of(row.run, row.manifest, row.state)
+        return row if row.run.path.is_dir() else None
+    try:
+        progress: Progress = progress_of(row.run, row.manifest, row.state)
+    except UserError:
+        return None
     detail = progress.unhealthy if row.state.status == "running" else row.detail
     return replace(row, progress=progress, detail=detail)
 

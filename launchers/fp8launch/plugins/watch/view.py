@@ -19,15 +19,16 @@ from fp8launch.diagnostics import printable
 from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
 from fp8launch.report.progress import Progress, duration
 from fp8launch.report.tables import add_column
-from fp8launch.rundir.attempts import Attempts
-from fp8launch.rundir.registry import job_ids
+from fp8launch.rundir.attempts import LOCAL_JOB, Attempts
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, JobTimes
 
 COLOURS = {"running": "green", "completed": "cyan", "pending": "yellow", "failed": "red", "timeout": "red",
            "node_fail": "red", "out_of_memory": "red", "cancelled": "magenta", "interrupted": "magenta"}  # fmt: skip
-LIST_HELP = "up/down select   enter open   q quit (runs continue)"
-LOG_HELP = "arrows scroll   f follow   / search   r rank   escape back   q quit"
+LIST_HELP = "up/down select   enter open   C cancel   R resume   q quit (runs continue)"
+LOG_HELP = "arrows scroll  f follow  / search  r rank  C cancel  R resume  esc back  q quit"
+# Capital letters, so that a slip does not ask.
+ACTIONS = {"C": "cancel", "R": "resume"}
 # Lines of an opened run above its log, and of the list around its table.
 FACT_LINES, FRAME_LINES = 6, 4
 # Columns by which the left and right arrows scroll a log.
@@ -59,7 +60,8 @@ class View:
     """What the user looks at.
 
     `above` counts the lines between the window and the end of the log, `aside` the columns to the left of the window.
-    `typing` is the open prompt, "/" or "r".
+    `typing` is the open prompt, "/" or "r". `asking` is the action to be confirmed for the selected run,
+    and `order` the confirmed one. `message` is the result of the last action.
     """
 
     selected: str | None = None
@@ -69,14 +71,26 @@ class View:
     search: str = ""
     rank: str = ""
     typing: str = ""
+    asking: str = ""
+    order: str = ""
+    message: str = ""
     done: bool = False
 
     def press(self, key: str, runs: Sequence[str], height: int) -> View:
         """Return the view after a key. `runs` are the ids on the screen, `height` its lines."""
+        if self.asking:
+            order = self.asking if key in ("y", "Y") else ""
+            return replace(self, asking="", order=order, done=key == "quit")
         if self.typing:
             return self._typed(key)
         if key in ("q", "quit"):
             return replace(self, done=True)
+        if self.message:
+            return replace(self, message="").press(key, runs, height)
+        if key in ACTIONS and runs:
+            # The run is fixed now, because a newer one may appear before the answer.
+            selected = self.opened or (self.selected if self.selected in runs else runs[-1])
+            return replace(self, selected=selected, asking=ACTIONS[key])
         if self.opened:
             return self._in_log(key, height)
         return self._in_list(key, runs)
@@ -174,7 +188,7 @@ def _list(view: View, rows: Sequence[Row], width: int, height: int) -> Renderabl
         cells = _cells(row)
         texts = [Text(printable(cells[name][:WIDEST]), style=_style(name, row)) for name in columns]
         table.add_row(*texts, style="reverse" if row is rows[at] else "")
-    return Group(title, table, Text(""), *_more(rows[at], columns, width), _bar(LIST_HELP, width))
+    return Group(title, table, Text(""), *_more(rows[at], columns, width), _bar(_bottom(view, LIST_HELP), width))
 
 
 def _more(row: Row, columns: Sequence[str], width: int) -> list[Text]:
@@ -267,12 +281,15 @@ def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> R
     place = "following"
     if above:
         place = f"{above} lines above the end"
-    status = f"log of job {','.join(job_ids(row.run))}, {place}"
+    # Read earlier: the folder may have been removed since.
+    submitted = [str(job["id"]) for job in row.manifest.get("jobs", [])]
+    jobs = ",".join(dict.fromkeys([*submitted, *(job for job in row.attempts.jobs if job != LOCAL_JOB)]))
+    status = f"log of job {jobs}, {place}"
     if view.rank:
         status += f", rank {view.rank}"
     if view.search:
         status += f", with '{view.search}'"
-    prompt = {"/": f"search: {view.search}_", "r": f"rank: {view.rank}_"}.get(view.typing, LOG_HELP)
+    prompt = {"/": f"search: {view.search}_", "r": f"rank: {view.rank}_"}.get(view.typing, _bottom(view, LOG_HELP))
     top = [
         head,
         Text(printable("   ".join(facts))[:width]),
@@ -284,8 +301,18 @@ def _run(view: View, row: Row, log: Sequence[str], width: int, height: int) -> R
     return Group(*top, *body, _bar(prompt, width))
 
 
+def _bottom(view: View, keys: str) -> str:
+    """Return the last line: a question, the result of an action, or the keys."""
+    if view.asking:
+        return f"{view.asking} {view.selected}? y/n"
+    return view.message or keys
+
+
 def _curve(name: str, series: tuple[float, ...], width: int) -> Text:
-    return Text(name).append(sparkline(series, max(width - 8, 1)), style="green")
+    """Return a sparkline with the range of its values."""
+    finite = list(filter(math.isfinite, series))
+    scale = f"  {min(finite):,.4g} to {max(finite):,.4g}" if finite else ""
+    return Text(name).append(sparkline(series, max(width - 8 - len(scale), 1)), style="green").append(scale)
 
 
 def _bar(text: str, width: int) -> Text:
