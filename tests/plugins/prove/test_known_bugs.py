@@ -64,7 +64,7 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     "reset-attn-mask-pp, no inner stage": ((MASKED, "parallel.pp=2"), "gradients", None, "0.19"),
     "gdn-outnorm-tp": ((LINEAR, "parallel={tp: 2, sequence: false}"), "gradients", "0.19", None),
     "gdn-outnorm-tp, sequence parallel": ((LINEAR, "parallel={tp: 2, sequence: auto}"), "gradients", None, "0.19"),
-    "dsa-indexer-microbatches": ((SPARSE,), "gradients", "0.18", "0.19"),
+    "dsa-indexer-microbatches": ((SPARSE,), "gradients", "0.17", "0.19"),
     "cp-local-mean": (("parallel.cp=2", DOCUMENTS), "gradients", "0.19", None),
     "cp-local-mean, per token": (("parallel.cp=2", PER_TOKEN_DOCUMENTS), "gradients", None, "0.19"),
     "mtp-cp-norm": ((PREDICTION, "parallel.cp=2", PER_TOKEN_DOCUMENTS), "gradients", "0.19", None),

@@ -178,6 +178,7 @@ def _attend_in_other_ways() -> None:
 
     def sparse_attention_of_own_layers(config: Any, backend: Any = None) -> Any:
         spec = sparse_spec(config, backend)
+        spec.metainfo["fuse_input_layernorm"] = False
         if config.qk_layernorm:
             norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm", for_qk=True)
             spec.submodules.q_layernorm = spec.submodules.kv_layernorm = norm
@@ -196,6 +197,14 @@ def _attend_in_other_ways() -> None:
 
     specs.get_gated_delta_net_module_spec = delta_net_of_own_layers
     specs.get_dsa_module_spec_for_backend = sparse_attention_of_own_layers
+    variant_spec = specs.get_experimental_attention_variant_module_spec
+
+    def spec_of_variant(config: Any, backend: Any = None) -> Any:
+        # In 0.17, Megatron builds sparse attention elsewhere.
+        sparse = config.experimental_attention_variant == "dsa"
+        return (sparse_attention_of_own_layers if sparse else variant_spec)(config, backend)
+
+    specs.get_experimental_attention_variant_module_spec = spec_of_variant
     specs._get_self_attention_module_spec = attention_of_own_layers
     build.get_gpt_decoder_block_spec = block_of_variant
     with suppress(ImportError):  # since 0.19
