@@ -284,6 +284,10 @@ def test_what_acts_on_jobs_wants_a_run(site: Path, capsys: pytest.CaptureFixture
     assert run(["cancel", "tiny_cpu"]) == 2
     assert "ambiguous-run" in capsys.readouterr().err
     assert run(["resume", "tiny_cpu"]) == 2
+    study = create_study(site, "grid", {"study": "grid", "points": []})
+    capsys.readouterr()
+    assert run(["resume", str(study.path)]) == 2
+    assert "is a study, and a single run is needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

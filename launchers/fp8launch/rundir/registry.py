@@ -173,6 +173,8 @@ def _refuse_path(name: str) -> NoReturn:
     """Raise UserError for a path, which is never the id of a run."""
     if not is_there(Path(name)):
         raise error("path-not-found", "this path does not exist", name, "`fp8launch runs` lists runs and their ids")
+    if is_file(Path(name) / STUDY):
+        raise error("not-a-run", "is a study, and a single run is needed", name, "name one of its runs")
     message = f"is not a run folder or a study: it has neither {MANIFEST} nor {STUDY}"
     raise error("not-a-run", message, name, "`fp8launch runs` lists runs and their ids")
 
