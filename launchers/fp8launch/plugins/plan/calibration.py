@@ -107,7 +107,7 @@ def stored_rates(cluster: Cluster | None, gpu: Gpu) -> Rates | None:
 def measure(python: str | None, say: Callable[[str], None]) -> bytes:
     """Measure this machine's GPU with a Python that has torch. Return the content of the program's file."""
     interpreter = python or sys.executable
-    say(f"Measuring with {interpreter}, about two minutes on a GPU.")
+    say(f"Measuring with {interpreter}, less than a minute on a GPU.")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rates.json"
         try:

@@ -2,7 +2,7 @@
 
     python rates.py rates.json
 
-takes about two minutes on a GPU: matrix products of a Llama-3 8B layer in bf16 and FP8, the core of attention, copies
+takes 40 seconds on an H100: matrix products of a Llama-3 8B layer in bf16 and FP8, the core of attention, copies
 in the GPU's memory, and the time in which the host launches small layers. They run as `benchmarks/h200/ceiling.py` and
 `benchmarks/plan/attention.py` ran the kernels whose rates `reference_rates.csv` has, so the two can be compared.
 Without a GPU the CPU is measured, with small sizes, and its file says so. What cannot be measured is listed with the
@@ -248,7 +248,7 @@ def main() -> int:
         print("usage: rates.py FILE", file=sys.stderr)
         return 2
     try:
-        # Opened first, so that a path that cannot be written is reported before two minutes of measurements.
+        # Opened first, so that a path that cannot be written is reported before the measurements.
         with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
             file.write(json.dumps(measured(), indent=1) + "\n")
     except OSError as exc:
