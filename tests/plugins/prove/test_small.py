@@ -156,6 +156,10 @@ def test_linear_attention_is_computed_on_a_cpu() -> None:
     assert "experimental_attention_variant" not in not_computed(run.args.values, CPU)
     sparse = small("llama8b_bf16", "model={experimental_attention_variant: dsa, multi_latent_attention: true}")
     assert (sparse.values["dsa_indexer_topk"], sparse.layout.cp) == (16, 1)
+    divided = prepare("llama8b_bf16", ["model={experimental_attention_variant: dsa}", "parallel={tp: 4, cp: 1}"])
+    reduced = reduce_layout(divided.args.values, divided.layout)
+    assert reduced.layout.tp == 1
+    assert "tensor parallelism of sparse attention (4)" in reduced.lost
     assert not_computed(run.args.values, CUDA)["experimental_attention_variant"] == "not compared yet"
     assert "experimental_attention_variant" not in small_run(run.args.values, run.layout, CUDA).values
 

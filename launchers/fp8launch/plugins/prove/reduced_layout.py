@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fp8launch.engines.base import Layout
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.model_arithmetic import expert_tensor_size
-from fp8launch.plugins.prove.settings import masks_documents
+from fp8launch.plugins.prove.settings import compares_tensor_parallel, masks_documents
 
 # Processes on this machine. Fewer kinds are compared where the kinds of a recipe together need more ranks.
 MOST_RANKS = 8
@@ -95,8 +95,9 @@ def reduce_pair(
 
 
 def _sizes(values: Mapping[str, FlagValue], layout: Layout) -> _Sizes:
-    etp = expert_tensor_size(values) if values.get("num_experts") else layout.tp
-    return _Sizes(layout.tp, layout.pp, layout.ep, etp, layout.vp)
+    tp = layout.tp if compares_tensor_parallel(values) else 1
+    etp = expert_tensor_size(values) if values.get("num_experts") else tp
+    return _Sizes(tp, layout.pp, layout.ep, etp, layout.vp)
 
 
 def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> Reduced:
@@ -117,6 +118,8 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
             dp *= 2
         else:
             lost.append(f"data parallelism of experts ({expert_dp})")
+    if layout.tp > tp == 1:
+        lost.append(f"tensor parallelism of sparse attention ({layout.tp})")
     if layout.cp > cp == 1:
         lost.append(f"context parallelism ({layout.cp})")
     vp = sizes.vp if pp > 1 else 1

@@ -189,6 +189,15 @@ def compares_context_parallel(values: Mapping[str, FlagValue], device: str) -> b
     return not predicts and values.get(_VARIANT) != "dsa"
 
 
+def compares_tensor_parallel(values: Mapping[str, FlagValue]) -> bool:
+    """Return whether a proof divides layers among ranks.
+
+    In sparse attention, the stand-ins for Transformer Engine's layers mark other weights as shared than Megatron before
+    0.19 expects.
+    """
+    return values.get(_VARIANT) != "dsa"
+
+
 def masks_documents(values: Mapping[str, FlagValue]) -> bool:
     """Return whether attention stays within documents. Transformer Engine's attention ignores the mask."""
     return bool(values.get(RESET_MASK)) and values.get("transformer_impl") == "local"
