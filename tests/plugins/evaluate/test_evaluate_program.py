@@ -127,4 +127,4 @@ def test_a_job_without_lm_eval_says_so(tmp_path: Path, call: Any) -> None:
     (folder / "config.json").write_text("{}")
     done = call("evaluate", folder, "--tasks", "fp8launch_tiny", "--backend", "local", "--wait", expect=1)
     said = done.stdout + done.stderr
-    assert "has no lm-eval" in said and "pip install lm-eval" in said and "Traceback" not in said
+    assert "has no lm-eval" in said and "pip install" in said and "Traceback" not in said
