@@ -69,11 +69,12 @@ def test_the_demo_trains_and_reports(shell_env: dict[str, str]) -> None:
         cwd=ROOT, env={**shell_env, "FP8LAUNCH": "fp8launch"}, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "iteration 300/300" in done.stdout or "iteration 300 of 300" in done.stdout
-    first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", done.stdout).groups())  # type: ignore[union-attr]
+    said = done.stdout + done.stderr  # `submit --wait` reports on stderr
+    assert "iteration 300 of 300" in said
+    first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())  # type: ignore[union-attr]
     assert last < first - 1.5
     assert done.stdout.count("The checkpoint") >= 2  # the prompt, and the text that continues it
-    assert re.search(r"tokens/s/GPU +[\d,.]+", done.stdout)
+    assert re.search(r"tokens/s/GPU +[\d,.]+", said)
 
 
 def test_the_demos_set_up_installs_what_its_commands_import() -> None:
