@@ -144,8 +144,16 @@ def to(capsys: pytest.CaptureFixture[str], layout: str, *words: str, expect: int
 def test_a_checkpoint_goes_on_in_another_layout(
     capsys: pytest.CaptureFixture[str], recipes: Callable[[str], str]
 ) -> None:
-    check = to(capsys, "tp=2", recipes("dense"), "--set", SHARDS, expect=0)
-    assert "DP 2 to TP 2" in check["detail"]  # type: ignore[operator]
+    for layout, title in (("tp=2", "DP 2 to TP 2"), ("pp=2", "DP 2 to PP 2")):
+        check = to(capsys, layout, recipes("dense"), "--set", SHARDS, expect=0)
+        assert title in check["detail"]  # type: ignore[operator]
+
+
+def test_random_numbers_of_data_loaders_are_no_difference(
+    capsys: pytest.CaptureFixture[str], recipes: Callable[[str], str]
+) -> None:
+    """A loader of shuffled data takes one for each epoch, and one more after a resume. The model does not see them."""
+    prove(capsys, recipes("dense"), "resources.gpus_per_node=1", "megatron.dataloader_type=cyclic")
 
 
 def test_a_vocabulary_that_is_padded_otherwise_is_found(

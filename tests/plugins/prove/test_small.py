@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fp8launch.job.prepared import prepare
@@ -10,7 +12,14 @@ from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.prove import uneven
 from fp8launch.plugins.prove.reduced_layout import MOST_RANKS, layout_text, reduce_layout
 from fp8launch.plugins.prove.settings import CPU, CUDA, not_computed
-from fp8launch.plugins.prove.small import SmallRun, ramped_microbatches, reference, resumed_run, small_run
+from fp8launch.plugins.prove.small import (
+    SmallRun,
+    ramped_microbatches,
+    reference,
+    resharded_runs,
+    resumed_run,
+    small_run,
+)
 from fp8launch.recipe.load import pack_names
 
 RECIPES = [name for name in pack_names() if "/" not in name]
@@ -215,6 +224,27 @@ def test_a_resumed_run_keeps_what_it_resumes_with() -> None:
     assert values["bf16"] is True
     assert (values["hidden_dropout"], values["lr_decay_style"], values["lr_wsd_decay_iters"]) == (0.1, "WSD", 1)
     assert "bf16" not in small_run(run.args.values, run.layout).values
+
+
+# Flags that another layout may change.
+OF_LAYOUTS = re.compile("parallel|pipeline|micro_batch|dispatcher|overlap|recompute|vocab_size_divisible")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "before", "after"),
+    [
+        ("tiny_cpu", (), ("parallel.pp=2", "resources.gpus_per_node=2")),
+        ("llama8b_fp8", ("parallel.pp=4",), ("parallel.tp=4",)),
+        ("mixtral_8x7b_tensorwise_h100", ("parallel.ep=4",), ("parallel.ep=8", "parallel.pp=1", "parallel.vp=null")),
+        ("qwen3_30b_a3b_tensorwise_h100", (), ("parallel.pp=2", "parallel.ep=2")),
+    ],
+)
+def test_two_layouts_have_one_model(recipe: str, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+    for sets in ((before, after), (after, before)):
+        one, other = (prepare(recipe, words) for words in sets)
+        runs = resharded_runs(one.args.values, one.layout, other.args.values, other.layout)
+        first, second = ({name: run.values[name] for name in run.values if not OF_LAYOUTS.search(name)} for run in runs)
+        assert first == second
 
 
 def test_routes_are_random_where_checkpoints_are_saved() -> None:

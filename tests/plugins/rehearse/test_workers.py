@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8launch.plugins.rehearse.failure import described
 from fp8launch.plugins.rehearse.server import Server
 from fp8launch.plugins.rehearse.workers import Limits, Request, Result, Worker
 
@@ -64,3 +65,13 @@ def test_imports_that_take_too_long_are_ended(tmp_path: Path) -> None:
         assert "0.5 s of processor time" in worker.result().failure
     finally:
         server.close()
+
+
+def test_the_tracebacks_of_other_ranks_are_no_message() -> None:
+    """torch's exception of a distributed checkpoint prints those of all ranks."""
+    message = (
+        "CheckpointException ranks:dict_keys([0])\nTraceback (most recent call last): (RANK 0)\n"
+        '  File "utils.py", line 193, in reduce_scatter\n    local_data = map_fun()\n'
+        "CheckpointingException: Global shape mismatch\n"
+    )
+    assert described(RuntimeError(message))["message"] == "CheckpointingException: Global shape mismatch"

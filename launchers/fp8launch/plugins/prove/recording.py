@@ -54,6 +54,7 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
     _record_steps(training, record)
     _record_batches(record)
     _shorten_data()
+    _let_loaders_draw_nothing()
     _save_whole_at_the_end(training, record)
     _change_start(training, wanted, record)
     return record
@@ -65,8 +66,6 @@ def _record_steps(training: Any, record: dict[str, Any]) -> None:
 
     @functools.wraps(train_step)
     def recorded(*arguments: Any, **named: Any) -> Any:
-        if start := record.pop("random_at_start", None):
-            torch.set_rng_state(start[0])
         optimizer = inspect.signature(train_step).bind(*arguments, **named).arguments["optimizer"]
         record["microbatches"].append(calculator.get_num_microbatches())
         record["rates"].append([group["lr"] for group in optimizer.param_groups])
@@ -130,14 +129,28 @@ def _shorten_data() -> None:
     gpt_data.datasets = shortened
 
 
+def _let_loaders_draw_nothing() -> None:
+    """Let data loaders leave the random numbers of a CPU alone, which only models on a CPU share with them.
+
+    An iterator of torch's takes a seed for its processes, and a resumed run makes one more iterator.
+    """
+    loader = torch.utils.data.DataLoader
+    make_iterator = loader.__iter__
+
+    @functools.wraps(make_iterator)
+    def iterator(self: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            return make_iterator(self)
+
+    loader.__iter__ = iterator  # type: ignore[method-assign]
+
+
 def _change_start(training: Any, wanted: dict[str, Any], record: dict[str, Any]) -> None:
     setup = training.setup_model_and_optimizer
 
     @functools.wraps(setup)
     def changed(*arguments: Any, **named: Any) -> Any:
         model, optimizer, scheduler = setup(*arguments, **named)
-        # A GPU has its own random numbers. Here data loaders, which are made next, would take some of them.
-        record["random_at_start"] = [torch.get_rng_state()]
         if wanted.get("noise") is not None:
             _add(model, optimizer, wanted["noise"], lambda weight, noise: _NOISE * noise)
         if wanted.get("epsilon") is not None:
@@ -148,7 +161,6 @@ def _change_start(training: Any, wanted: dict[str, Any], record: dict[str, Any])
         if wanted.get("members"):
             _measure_members(model, optimizer, record["members"])
         if wanted.get("save_loaded"):
-            record.pop("random_at_start")
             _save_and_stop(training, model, optimizer, scheduler)
         return model, optimizer, scheduler
 

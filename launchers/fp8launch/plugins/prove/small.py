@@ -151,6 +151,11 @@ def resharded_runs(
         kept |= words
         kept["global_batch_size"] = batch
         found.append(_small(one, whole, reduced, COURSE, kept, pair, max(layout.tp, other_layout.tp), stages=own))
+    # One model: a rank of the first layout may hold more experts than a rank of the other.
+    experts = max(_int(run.values, "num_experts") for run in found)
+    for run in found:
+        if experts:
+            run.values["num_experts"] = experts
     return found[0], found[1]
 
 
@@ -204,7 +209,9 @@ def _small(
         stages = uneven_stages(values, layout, reduced.layout)
     small |= stages
     layers = _int(stages, "num_layers")
-    small |= _layers(values, small, math.lcm(*(one.layout.pp * one.layout.vp for one in sharing)), layers)
+    # What a rehearsal of this layout would have says nothing about another layout of the same model.
+    usual = 0 if shared else _int(small, "num_layers")
+    small |= _layers(values, usual, math.lcm(*(one.layout.pp * one.layout.vp for one in sharing)), layers)
     small |= _vocabulary(values, layout, reduced)
     if small.get("use_distributed_optimizer") and course is STEP:
         small[RESHARDABLE] = True
@@ -333,19 +340,16 @@ def _experts(values: Mapping[str, FlagValue], ep: int) -> dict[str, FlagValue]:
     return found
 
 
-def _layers(
-    values: Mapping[str, FlagValue], small: Mapping[str, FlagValue], chunks: int, stated: int
-) -> dict[str, FlagValue]:
+def _layers(values: Mapping[str, FlagValue], usual: int, chunks: int, stated: int) -> dict[str, FlagValue]:
     """Return the number of layers, and lists of kinds in which every kind occurs, in the order of the recipe.
 
-    `stated` is the number that an uneven pipeline needs, or 0.
+    `usual` is the number that a rehearsal has, and `stated` the number that an uneven pipeline needs, or 0.
     """
     layers = _int(values, "num_layers")
     lists = {name: kinds for name in _LISTS if (kinds := _kinds(values.get(name)))}
     if every := _int(values, "no_rope_freq"):
         # Megatron refuses a frequency that does not divide the number of layers.
         lists["no_rope_freq"] = [0] * (every - 1) + [1]
-    usual = _int(small, "num_layers")
     # What the rehearsal cannot shorten is shortened here.
     per_chunk = max(1, -(-max((len(set(kinds)) for kinds in lists.values()), default=1) // chunks), 2 // chunks)
     if usual and not lists and usual % chunks == 0 and usual <= 2 * chunks:

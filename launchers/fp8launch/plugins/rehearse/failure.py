@@ -36,7 +36,11 @@ def described(failure: BaseException) -> dict[str, Any]:
         return failure.description
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if _PACKAGE.match(frame.filename)]
     found = {"at": "", "function": "", "settings": []}
-    message = " ".join(str(failure).split())[:2000]
+    message = str(failure)
+    if "Traceback (most recent call last)" in message:
+        # An exception of torch's that collects those of all ranks. The last line is the message of one of them.
+        message = message.rstrip().rpartition("\n")[2]
+    message = " ".join(message.split())[:2000]
     if isinstance(failure, KeyError) and failure.args and not isinstance(failure.args[0], (str, int)):
         message = f"no entry for a {type(failure.args[0]).__name__}"  # Do not print a tensor's values.
     if frames:
