@@ -125,6 +125,15 @@ def test_logs_without_the_offset_of_their_clock_have_none(
     assert parsed(run, capsys) is None
 
 
+def test_the_clock_is_known_if_another_rank_prints_into_its_line(
+    run: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = parsed(run, capsys)
+    for log in (run / "logs").iterdir():
+        log.write_text(log.read_text().replace(NODE, f"> building the model{NODE}> building the data\n"))
+    assert parsed(run, capsys) == expected
+
+
 def test_one_attempt_is_not_worth_a_column(tmp_path: Path, home: Path) -> None:
     run = write_run(tmp_path / "one", Made())
     [row] = of(run).as_json()["rows"]  # type: ignore[misc]

@@ -11,11 +11,12 @@ nodes     how long the forward pass takes on each node, from rank 0 (`injob/rank
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fp8launch.injob.supervisor.log_lines import bounded_int, clean, split_prefix
+from fp8launch.injob.supervisor.log_lines import bounded_int, clean
 
 MARKER = b"fp8launch-"
 EvidenceKind = Literal["probe", "kernels", "node", "tensors", "sharding", "nodes"]
@@ -27,6 +28,7 @@ _KINDS: Mapping[str, EvidenceKind] = {
     "fp8launch-tensors": "tensors",
     "fp8launch-sharding": "sharding",
 }
+_BEGINNING = re.compile(f"({'|'.join(_KINDS)}): (?={{)")
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,18 @@ def of_kind(kind: EvidenceKind, evidence: Iterable[Evidence]) -> list[Evidence]:
 
 
 def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
-    """Return the evidence in a line; None for other lines and for incomplete ones."""
-    _, text = split_prefix(clean(line))
-    name, colon, rest = text.partition(": ")
-    kind = _KINDS.get(name.strip())
-    if kind is None or not colon:
+    """Return the evidence in a line; None for other lines and for incomplete ones.
+
+    Output of other ranks may surround it: they write to the same file, and Python writes a line and its end separately.
+    """
+    text = clean(line)
+    found = _BEGINNING.search(text)
+    if found is None:
         return None
     try:
-        # Output of another rank may follow on the line.
-        data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(rest.strip())
+        data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(text, found.end())
     except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
-    return Evidence(kind, offset, data)
+    return Evidence(_KINDS[found[1]], offset, data)
