@@ -142,7 +142,7 @@ def _let_loaders_draw_nothing() -> None:
         with torch.random.fork_rng(devices=[]):
             return make_iterator(self)
 
-    loader.__iter__ = iterator  # type: ignore[method-assign]
+    loader.__iter__ = iterator
 
 
 def _change_start(training: Any, wanted: dict[str, Any], record: dict[str, Any]) -> None:
