@@ -41,7 +41,7 @@ def prove_part(part: Part, onwards: Sequence[Part], servers: Servers, done: Done
                 try:
                     known = carry_out(piece, session, done)
                 except NoVerdict as missing:
-                    raise cannot_prove(f"the training of {missing.name.strip()} ended with {missing}") from None
+                    raise cannot_prove(f"the training of {missing.name.rstrip(" 0123456789")} ended with {missing}") from None
                 proof_cache.keep(entry, known)
             else:
                 for _ in range(piece.steps):
