@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -25,6 +25,20 @@ def shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     return text[: longest - 3] + "..."
+
+
+def rounded(value: float, digits: int) -> str:
+    """Return a number with this many decimals, or with three significant digits if it is below 1."""
+    if 0 < abs(value) < 1:
+        return f"{value:#.3g}"
+    return f"{value:,.{digits}f}"
+
+
+def for_hardware(text: str, gpus: Iterable[object]) -> str:
+    """Return a header, unit or size; if all these GPU models are `cpu`, with processes instead of GPUs."""
+    if set(gpus) != {"cpu"}:
+        return text
+    return text.replace("GPUs", "processes").replace("GPU", "process")
 
 
 def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:

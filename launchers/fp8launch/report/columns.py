@@ -14,6 +14,7 @@ from fp8launch.report.differences import settings_change_speed
 from fp8launch.report.rows import Ratio, Row, about_loss, scaling_modes
 from fp8launch.report.run_report import Statistic, json_list
 from fp8launch.report.tables import Table
+from fp8launch.wording import for_hardware, rounded
 
 NONE = "–"
 
@@ -116,13 +117,11 @@ def csv_row(row: Row) -> list[object]:
 def _number(measure: Statistic | None, digits: int) -> str:
     if measure is None:
         return NONE
-    if abs(measure.median) < 1:
-        digits = 4
-    return f"{measure.median:,.{digits}f}"
+    return rounded(measure.median, digits)
 
 
 def _spread(measure: Statistic | None, digits: int) -> str:
-    """`median ± half the interquartile range`; with repeats, half the range of the runs' medians instead."""
+    """Return the median with its spread: see `Statistic.spread`."""
     if measure is None:
         return NONE
     return f"{_number(measure, digits)} ± {measure.spread:,.{digits}f}"
@@ -190,17 +189,6 @@ def _quantity(name: str, of: str, header: str, form: str, scale: float = 1) -> C
         return format(scale * number, form)
 
     return Column(name, value, header, text)
-
-
-def _measured(name: str, of: Callable[[Row], Statistic | None], header: str, digits: int) -> Column:
-    """A number with repeats and a spread: JSON has all of it, cells and the CSV file have its median."""
-    return Column(
-        name,
-        of,
-        header,
-        lambda row: _number(of(row), digits),
-        csv={name: lambda row: (measure := of(row)) and measure.median},
-    )
 
 
 # Its position in the table depends on what is compared.
@@ -272,7 +260,13 @@ COLUMNS: tuple[Column, ...] = (
             "iteration_lines": _of("step_time.n"),
         },
     ),
-    _measured("tflops_per_gpu", lambda row: row.tflops, "TFLOP/s/GPU", 1),
+    Column(
+        "tflops_per_gpu",
+        lambda row: row.tflops,
+        "TFLOP/s/GPU",
+        lambda row: _number(row.tflops, 1),
+        csv={"tflops_per_gpu": _of("tflops.median")},
+    ),
     Column("mfu", lambda row: row.mfu, "MFU (% of peak)", mfu_text, csv={"mfu": _of("mfu.median")}),
     Column("mfu_denominator_tflops", lambda row: row.peak_tflops),
     _quantity("peak_memory_mib", "peak_memory_mib", "peak memory (GiB)", ",.1f", scale=1 / 1024),
@@ -346,7 +340,7 @@ def main_table(rows: Sequence[Row]) -> Table:
             continue
         if column.name == "tokens_per_s" and all((row.world or 1) == 1 for row in rows):
             continue  # the same as tokens/s/GPU
-        headers.append(column.header.format(modes=modes))
+        headers.append(for_hardware(column.header.format(modes=modes), (row.facts.get("gpu") for row in rows)))
         cells.append(texts)
         numbers.append(column.number)
     return Table(tuple(headers), tuple(zip(*cells, strict=True)), tuple(numbers))

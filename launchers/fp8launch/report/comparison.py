@@ -32,7 +32,7 @@ from fp8launch.report.rows import Published, Ratio, Row, about_loss, group_runs,
 from fp8launch.report.run_report import RunReport, json_list
 from fp8launch.report.steady_state import RULE
 from fp8launch.report.variant_labels import words_of
-from fp8launch.wording import counted
+from fp8launch.wording import and_more, counted
 
 # A longer list of names is cut, with a note.
 _MOST_NAMES = 8
@@ -57,14 +57,9 @@ def comparison_notes(rows: Sequence[Row], recomputed: bool) -> list[str]:
     notes = []
     if recomputed:
         notes.append("some logs count FLOPs in another way than Megatron does today: TFLOP/s are recomputed for all")
-    absent: list[RunReport] = []
-    peaks: set[object] = set()
-    for row in rows:
-        for run in row.runs:
-            if run.absent:
-                absent.append(run)
-            if run.good and run.speed.mfu_denominator:
-                peaks.add(run.speed.mfu_denominator["peak_tflops"])
+    runs = list(chain.from_iterable(row.runs for row in rows))
+    absent = [run for run in runs if run.absent]
+    peaks = {run.speed.mfu_denominator["peak_tflops"] for run in runs if run.good and run.speed.mfu_denominator}
     notes += filter(None, map(_merged, rows))
     if absent:
         notes.append(_note_of_absent(absent))
@@ -92,25 +87,17 @@ def _merged(row: Row) -> str:
     seeds = {str(run.facts["seed"]) for run in runs if "seed" in run.facts}
     if len(seeds) > 1:
         numbers = sorted(seeds, key=lambda seed: (len(seed), seed))
-        what = f"{counted(len(seeds), 'seed')} ({_some(numbers)})"
+        what = f"{counted(len(seeds), 'seed')} ({and_more(numbers, _MOST_NAMES)})"
         if len(runs) > len(seeds):
             what += f" in {counted(len(runs), 'run')}"
     loss = row.loss
     if loss and loss.interval:
         what += f", mean loss {loss.end:.4f}, 95 % interval {loss.interval.low:.4f} to {loss.interval.high:.4f}"
-    return f"{row.name}: {what}: {_some([run.name for run in runs])}"
-
-
-def _some(names: Sequence[str]) -> str:
-    """Join the first names, with the number of the others."""
-    shown = list(names[:_MOST_NAMES])
-    if len(names) > _MOST_NAMES:
-        shown.append(f"and {len(names) - _MOST_NAMES} more")
-    return ", ".join(shown)
+    return f"{row.name}: {what}: {and_more([run.name for run in runs], _MOST_NAMES)}"
 
 
 def _note_of_absent(runs: Sequence[RunReport]) -> str:
-    text = f"{counted(len(runs), 'run')} of the study missing: {_some([run.name for run in runs])}"
+    text = f"{counted(len(runs), 'run')} of the study missing: {and_more([run.name for run in runs], _MOST_NAMES)}"
     if any(run.absent == NOT_SUBMITTED for run in runs):
         text += "; repeat the same `submit` to submit the rest"
     return text

@@ -21,7 +21,7 @@ from fp8launch.report.losses import LossSummary, learning_settings, loss_summary
 from fp8launch.report.parity import Parity
 from fp8launch.report.rows import Ratio, Row, labels_of, scaling_modes
 from fp8launch.report.variant_labels import words_of
-from fp8launch.wording import counted
+from fp8launch.wording import counted, for_hardware
 
 _MOST_NAMES = 3
 # Lists of names longer than this many characters also get a count.
@@ -77,9 +77,7 @@ def names(rows: Sequence[str]) -> str:
     """Join names as in a sentence, with a count if there are many."""
     if len(rows) > _MOST_NAMES or (len(rows) > 1 and sum(map(len, rows)) > _LONGEST):
         return f"{len(rows)} rows"
-    comma = ", "
-    if any(comma in row for row in rows):
-        comma = "; "
+    comma = "; " if any(", " in row for row in rows) else ", "
     return " and ".join(filter(None, (comma.join(rows[:-1]), rows[-1])))
 
 
@@ -152,7 +150,8 @@ def _alone(row: Row) -> str:
     if row.loss and row.loss.seeds > 1:
         found.append(_loss_of_seeds(row.loss))
     if row.tokens:
-        found.append(f"{row.tokens.median:,.0f} ± {row.tokens.spread:,.0f} tokens/s/GPU")
+        unit = for_hardware("tokens/s/GPU", [row.facts.get("gpu")])
+        found.append(f"{row.tokens.median:,.0f} ± {row.tokens.spread:,.0f} {unit}")
     elif row.step_time:
         found.append(f"{row.step_time.median:,.1f} ± {row.step_time.spread:,.1f} ms per iteration")
     else:
@@ -252,8 +251,9 @@ def _scaling(scaled: Sequence[Row]) -> str:
     if len(shown) > _MOST_NAMES:
         shown = [sized[-1] for sized in by_label.values()]
     parts = []
+    speed = for_hardware("speed per GPU", (row.facts.get("gpu") for row in scaled))
     for name, ratio in shown:
-        text = f"{name} kept {100 * (ratio.value or 0):.1f} % of the speed per GPU of {ratio.against}"
+        text = f"{name} kept {100 * (ratio.value or 0):.1f} % of the {speed} of {ratio.against}"
         if ratio.interval:
             bounds = f"{100 * ratio.interval.low:.1f} to {100 * ratio.interval.high:.1f} %"
             text += f" (95 % interval {bounds}{_within(ratio.interval)})"
@@ -391,7 +391,10 @@ def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
         known = loss.seeds > 1 and difference_interval(loss.seed_values, lowest.seed_values).low > 0
         (worse if known else alike).append(name)
     interval = difference_interval(next_lowest.seed_values, lowest.seed_values)
-    shown = f"{second} minus {first}: {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over seeds"
+    seeds = " and ".join(map(str, sorted({lowest.seeds, next_lowest.seeds})))
+    shown = (
+        f"{second} minus {first}: {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over {seeds} seeds each"
+    )
     if interval.low <= 0:
         values = f"{lowest.end_text} and {next_lowest.end_text}"
         text = f"No difference in loss can be shown between {names([first, *alike])} ({values}; {shown})"

@@ -20,11 +20,11 @@ from fp8launch.report.conclusion import conclusion
 from fp8launch.report.differences import is_unknown, shortened
 from fp8launch.report.parity import FEWEST_ITERATIONS, FEWEST_LINES, Parity
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
-from fp8launch.report.rows import Row
 from fp8launch.report.run_report import UNITS
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.tables import Table, escaped, fitted_table, fitted_widths, markdown_table
-from fp8launch.wording import counted
+from fp8launch.report.variant_labels import words_of
+from fp8launch.wording import counted, for_hardware
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -86,7 +86,9 @@ def to_terminal(comparison: Comparison, width: int = 120, details: bool = True) 
     parts: list[RenderableType] = [fitted_table(table, width), Text("")]
     parts += [Text(conclusion(comparison), style="bold"), Text("")]
     if not details:
-        parts += [_one_line(line, width) for line in doubts(comparison)]
+        for line in doubts(comparison):
+            invalid = line.startswith("not valid") or "unhealthy: " in line
+            parts.append(Text(line, style="bold red" if invalid else ""))
         parts.append(Text("--details explains the numbers and lists all differences", style="dim"))
         return Group(*parts)
     phases = phases_table(comparison)
@@ -141,29 +143,18 @@ def doubts(comparison: Comparison) -> list[str]:
     absent = sum(bool(run.absent) for run in comparison.runs())
     if absent:
         lines.append(f"{counted(absent, 'run')} of the study missing")
-    return lines
-
-
-def _one_line(line: str, width: int) -> Text:
-    """Cut a line that is too long. Red marks what invalidates the numbers."""
-    style = ""
-    if line.startswith("not valid") or "unhealthy: " in line:
-        style = "bold red"
-    text = Text(line, style=style, no_wrap=True, overflow="ellipsis")
-    text.truncate(width, overflow="ellipsis")
-    return text
+    return [*lines, *_few_seeds(comparison)]
 
 
 def _parity_lines(parities: Sequence[Parity]) -> list[str]:
     """Return a line for each verdict; runs that are too short for one share a line."""
-    short = [parity for parity in parities if parity.verdict == "too short"]
-    if len(short) < 2:
-        return [f"parity: {parity.sentence()}" for parity in parities]
-    lines = [f"parity: {parity.sentence()}" for parity in parities if parity.verdict != "too short"]
-    variants = [parity.variant for parity in short]
-    which = "; ".join(variants) if len(variants) <= _MOST_NAMES else f"{len(variants)} rows"
-    needed = f"at least {FEWEST_ITERATIONS} iterations and {FEWEST_LINES} lines"
-    return [*lines, f"parity: too short to judge {which} (needed: {needed})"]
+    short = [parity.variant for parity in parities if parity.verdict == "too short"]
+    lines = [f"parity: {one.sentence()}" for one in parities if one.verdict != "too short" or len(short) < 2]
+    if len(short) > 1:
+        which = "; ".join(short) if len(short) <= _MOST_NAMES else f"{len(short)} rows"
+        needed = f"at least {FEWEST_ITERATIONS} iterations and {FEWEST_LINES} lines"
+        lines.append(f"parity: too short to judge {which} (needed: {needed})")
+    return lines
 
 
 # More variants than these are counted.
@@ -182,6 +173,7 @@ MEANING = {
     "neutral": "changes the loss only",
 }
 COMPARED = "what is compared"
+_SWITCHES = {"None": "off", "False": "off", "True": "on"}
 # More rows than this do not get a column each.
 _MOST_COLUMNS = 6
 # A longer list of facts is cut in the terminal.
@@ -198,19 +190,22 @@ def differences_table(comparison: Comparison) -> Table:
     many = len(names) > _MOST_COLUMNS
     rows: list[tuple[str, ...]] = []
     for one in comparison.differences:
-        texts = list(map(str, map(one.values.get, names)))
-        if names and texts == list(labels.values()):
+        if labels and all(_states(label, one.name, one.values.get(name)) for name, label in labels.items()):
             continue
         meaning = MEANING[one.kind]
         if one.axis:
             meaning = COMPARED
-        values = [_short(one.values.get(name, "?")) for name in names]
+        texts = [str(one.values.get(name, "?")) for name in names]
+        values = [shortened(_SWITCHES.get(text, text)) for text in texts]
         if many:
             values = [_by_value(values, names)]
         rows.append((one.name, meaning, *values))
-    if many:
-        return Table(("fact", "meaning", "values"), tuple(rows), (False,) * 3)
-    return Table(("fact", "meaning", *names), tuple(rows), (False,) * (2 + len(names)))
+    headers = ("fact", "meaning", *(["values"] if many else names))
+    return Table(headers, tuple(rows), (False,) * len(headers))
+
+
+def _states(label: str, fact: str, value: object) -> bool:
+    return label == str(value) or words_of(fact, value) in label.split(", ")
 
 
 def _by_value(values: Sequence[str], names: Sequence[str]) -> str:
@@ -220,16 +215,8 @@ def _by_value(values: Sequence[str], names: Sequence[str]) -> str:
         found.setdefault(value, []).append(name)
     texts = []
     for value, rows in found.items():
-        which = f"{len(rows)} rows"
-        if len(rows) == 1:
-            which = rows[0]
-        texts.append(f"{value} ({which})")
+        texts.append(f"{value} ({rows[0] if len(rows) == 1 else counted(len(rows), 'row')})")
     return "; ".join(texts)
-
-
-def _short(value: object) -> str:
-    words = {"None": "off", "False": "off", "True": "on"}
-    return shortened(words.get(str(value), str(value)))
 
 
 def phases_table(comparison: Comparison) -> Table | None:
@@ -242,7 +229,9 @@ def phases_table(comparison: Comparison) -> Table | None:
             rows.append((run.name, *cells))
     if not rows:
         return None
-    return Table(("run", *PHASE_COLUMNS), tuple(rows), (False, *PHASE_COLUMNS.values()))
+    gpus = [row.facts.get("gpu") for row in comparison.rows]
+    headers = [for_hardware(header, gpus) for header in PHASE_COLUMNS]
+    return Table(("run", *headers), tuple(rows), (False, *PHASE_COLUMNS.values()))
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
@@ -268,10 +257,20 @@ def _first_names(names: Sequence[str]) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Explain in sentences how the numbers were made; `problems` are the reasons why the comparison is not valid."""
+    lines = [*explanations(comparison), *_ratio_remarks(comparison), *_row_remarks(comparison)]
+    for row in comparison.rows:
+        if row.published and (line := f"published: {row.published.source}") not in lines:
+            lines.append(line)
+    return [*lines, *comparison.notes]
+
+
+def explanations(comparison: Comparison) -> list[str]:
+    """Explain the numbers in the table."""
     lines = []
     if comparison.baseline and shows_speedup(comparison.rows):
+        unit = for_hardware(UNITS[0], (row.facts.get("gpu") for row in comparison.rows))
         lines.append(
-            f"speed-up: tokens/s/GPU relative to {comparison.baseline} (the most similar row); an interval marked "
+            f"speed-up: {unit} relative to {comparison.baseline} (the most similar row); an interval marked "
             "'within' covers the iterations of two single runs, others cover repeats"
         )
         shown = [row.speedup for row in comparison.rows if row.speedup and row.speedup.interval]
@@ -285,16 +284,14 @@ def remarks(comparison: Comparison) -> list[str]:
     if comparison.about_loss:
         text = "loss at the end: mean of the last 10 % of the iterations, at least 5"
         if any(row.loss and row.loss.seeds > 1 for row in comparison.rows):
-            text += "; mean over the seeds ± their standard deviation"
+            text += ", over all seeds"
         lines.append(text)
+        lines += _few_seeds(comparison)
+    if len(comparison.good) > 1 and not shows_speedup(comparison.rows):
+        lines.append("speed: differences not tested, because these settings do not change the work of a step")
     if comparison.price_per_gpu_hour:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
-    lines += _ratio_remarks(comparison)
-    lines += _row_remarks(comparison)
-    for row in comparison.rows:
-        if row.published and (line := f"published: {row.published.source}") not in lines:
-            lines.append(line)
-    return [*lines, *comparison.notes]
+    return lines
 
 
 def meaning_of_spread(comparison: Comparison) -> str:
@@ -302,15 +299,23 @@ def meaning_of_spread(comparison: Comparison) -> str:
     single = "half the interquartile range of a run's iterations"
     if max(counts) < 2:
         return single
-    several = "half the range of the repeats' medians"
+    several = "standard deviation over the runs of a row"
+    if any(row.loss and 1 < row.loss.seeds < len(row.good) for row in comparison.good):
+        several += " (of the loss, over its seeds)"
     return several if min(counts) > 1 else f"{several}; for a single run, {single}"
+
+
+def _few_seeds(comparison: Comparison) -> list[str]:
+    if all(row.loss is None or row.loss.seeds != 2 for row in comparison.rows):
+        return []
+    return ["only 2 seeds, so the intervals are wide: --seeds 1,2,3,4,5 narrows them"]
 
 
 def _row_remarks(comparison: Comparison) -> list[str]:
     """Return the notes of the rows; a note that several rows share appears once."""
     rows: dict[str, list[str]] = {}
     for row in comparison.rows:
-        for note in _notes_of(row):
+        for note in (*row.notes, *(row.published.notes if row.published else ())):
             rows.setdefault(note, []).append(row.name)
     every = len(comparison.rows)
     lines = []
@@ -320,12 +325,6 @@ def _row_remarks(comparison: Comparison) -> list[str]:
             which = "all rows"
         lines.append(f"{which}: {note}")
     return lines
-
-
-def _notes_of(row: Row) -> tuple[str, ...]:
-    if row.published is None:
-        return row.notes
-    return (*row.notes, *row.published.notes)
 
 
 def _ratio_remarks(comparison: Comparison) -> list[str]:

@@ -168,6 +168,10 @@ def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
     if not counts:
         return None
     by_seed = [statistics.fmean(same) for same in of_seed.values()]
+    interval = mean_interval(by_seed)
+    if interval and interval.low < 0 <= min(by_seed):
+        # A cross entropy is never negative.
+        interval = replace(interval, low=0.0, method=f"{interval.method}, cut off at 0")
     found = LossSummary(
         last=statistics.median(lasts),
         smoothed=statistics.median(smoothed),
@@ -179,7 +183,7 @@ def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
         seed_values=tuple(by_seed),
         mean=statistics.fmean(by_seed),
         std=statistics.stdev(by_seed) if len(by_seed) > 1 else None,
-        interval=mean_interval(by_seed),
+        interval=interval,
     )
     if found.end < _LARGEST:
         found = replace(found, perplexity=math.exp(found.end))

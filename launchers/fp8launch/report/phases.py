@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fp8launch.hardware.quantization import requested
 from fp8launch.logs import ParsedLog, Process
 from fp8launch.report.run_report import RunReport, Statistic
+from fp8launch.wording import rounded
 
 NONE = "–"
 _PRECISION = ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_quantizer_factory", "fp4", "fp4_recipe", "bf16", "fp16")
@@ -63,9 +64,7 @@ def phase_cells(report: RunReport) -> list[tuple[str, ...]]:
 def _median(value: Statistic | None) -> str:
     if value is None:
         return NONE
-    if value.median < 1:
-        return f"{value.median:,.4f}"
-    return f"{value.median:,.1f}"
+    return rounded(value.median, 1)
 
 
 def _cut(logs: Sequence[ParsedLog], processes: Sequence[Process]) -> list[ParsedLog]:

@@ -16,7 +16,7 @@ from fp8launch.report.machines import compressed
 from fp8launch.report.run_report import RunReport, Statistic, Unit, json_mapping, over_runs
 from fp8launch.report.variant_labels import variant_labels
 from fp8launch.untyped import as_int
-from fp8launch.wording import counted
+from fp8launch.wording import counted, for_hardware
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Row:
         if self.nodes and not (self.by_gpus and self.world):
             return counted(self.nodes, "node")
         if self.world:
-            return counted(self.world, "GPU")
+            return for_hardware(counted(self.world, "GPU"), [self.facts.get("gpu")])
         return ""
 
     @property

@@ -80,9 +80,9 @@ class Statistic:
 
     @property
     def spread(self) -> float:
-        """The ± in tables and error bars: half the range over the runs, or half the IQR of a single run."""
+        """The ± in tables and error bars: the standard deviation over runs, or half the IQR of a single run."""
         if len(self.runs) > 1:
-            return (self.max - self.min) / 2
+            return statistics.stdev(self.runs)
         return self.iqr / 2
 
     def over(self, whole: float) -> Statistic:

@@ -43,10 +43,10 @@ def add_column(table: RichTable, header: str, number: bool, **options: Any) -> N
         table.add_column(header, **options)
 
 
-# Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first. The last
-# two are dropped earlier if all rows have the same value.
+# Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first. The
+# others are dropped earlier if all rows have the same value.
 _DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "step time", "peak memory", "MFU")
-_DROPPED_LAST = ("runs", "GPUs")
+_DROPPED_LAST = ("runs", "GPUs", "processes")
 # Numbers up to this length, such as `4.9394 ± 0.0179 (139.69)`, stay on one line, and so do shorter texts.
 _WHOLE, _WHOLE_WORDS = 28, 16
 # Longer names of rows take several lines of at least this length.
@@ -60,13 +60,11 @@ def fitted_table(table: Table, width: int) -> RichTable:
     for position, wide in widths.items():
         add_column(made, table.headers[position], table.numbers[position], overflow="fold", width=wide)
     for row in table.rows:
-        made.add_row(*[Text(_in_lines(row[position], wide)) for position, wide in widths.items()])
+        cells = [row[position] for position in widths]
+        # An interval in brackets gets its own line if the cell is too long for one line.
+        lines = zip(cells, widths.values(), strict=True)
+        made.add_row(*[Text(cell if len(cell) <= wide else cell.replace(" [", "\n[")) for cell, wide in lines])
     return made
-
-
-def _in_lines(cell: str, width: int) -> str:
-    """Put an interval in brackets on a separate line if the cell is too long for one line."""
-    return cell if len(cell) <= width else cell.replace(" [", "\n[")
 
 
 def fitted_widths(table: Table, width: int) -> dict[int, int]:
@@ -83,7 +81,7 @@ def fitted_widths(table: Table, width: int) -> dict[int, int]:
         return sum(least + _GAP for least, _ in columns.values())
 
     room = width + _GAP
-    has_tokens = "tokens/s/GPU" in table.headers
+    has_tokens = any(header.startswith("tokens/s/") for header in table.headers)
     constant = [
         header
         for header, *cells in zip(table.headers, *table.rows, strict=True)

@@ -14,7 +14,7 @@ from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport, Statistic, Training
 from fp8launch.report.steady_state import RULE_NOTE, ranges
 from fp8launch.report.tables import Table, rich_table
-from fp8launch.wording import counted
+from fp8launch.wording import counted, for_hardware
 
 # If there are more ranges of iterations than this, only their total is shown.
 _MOST_RANGES = 8
@@ -36,7 +36,8 @@ def render_text(report: RunReport) -> RenderableType:
     if report.speed.step_time_ms:
         parts.append(rich_table(_speed_table(report)))
     if report.phases:
-        parts.append(rich_table(Table(tuple(PHASE_COLUMNS), tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values()))))
+        headers = tuple(for_hardware(header, [report.setup.gpu]) for header in PHASE_COLUMNS)
+        parts.append(rich_table(Table(headers, tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values()))))
     if timed := list(step_parts(report)):
         parts.append(rich_table(_shares("of a step, by Megatron's timers", "ms", timed)))
     if report.goodput and report.goodput.attempts > 1:
@@ -63,29 +64,30 @@ def _headline(report: RunReport) -> Text:
 
 def _speed_table(report: RunReport) -> Table:
     speed = report.speed
-    digits = 1
+    unit = for_hardware("/s/GPU", [report.setup.gpu])
+    form = ",.1f"
     if speed.tflops_per_gpu is not None and speed.tflops_per_gpu.median < 1:
-        digits = 4
-    rows = _row("step time, ms", speed.step_time_ms, 1) + _row("tokens/s/GPU", speed.tokens_per_s_per_gpu, 1)
+        form = "#.3g"
+    rows = _row("step time, ms", speed.step_time_ms) + _row(f"tokens{unit}", speed.tokens_per_s_per_gpu)
     if speed.tflops_source == "logged":
-        rows += _row("model TFLOP/s/GPU", speed.tflops_per_gpu, digits)
-        rows += _row("  recomputed", speed.tflops_per_gpu_recomputed, 1)
+        rows += _row(f"model TFLOP{unit}", speed.tflops_per_gpu, form)
+        rows += _row("  recomputed", speed.tflops_per_gpu_recomputed)
     else:
-        rows += _row("model TFLOP/s/GPU (recomputed)", speed.tflops_per_gpu, digits)
+        rows += _row(f"model TFLOP{unit} (recomputed)", speed.tflops_per_gpu, form)
     if speed.mfu and speed.mfu_denominator:
         peak = speed.mfu_denominator
         label = f"MFU, % of {peak['peak_tflops']:g} TFLOP/s ({str(peak['gpu']).upper()} {peak['dtype']} dense)"
-        rows += _row(label, speed.mfu, 1, scale=100)
-    rows += _row("energy, J/iteration/GPU", speed.energy_j_per_gpu, 1)
+        rows += _row(label, speed.mfu, scale=100)
+    rows += _row("energy, J/iteration/GPU", speed.energy_j_per_gpu)
     return Table(("", "median", "mean", "min", "max", "IQR", "n"), tuple(rows), (False, *[True] * 6))
 
 
-def _row(label: str, value: Statistic | None, digits: int, scale: float = 1) -> list[tuple[str, ...]]:
+def _row(label: str, value: Statistic | None, form: str = ",.1f", scale: float = 1) -> list[tuple[str, ...]]:
     """Return a table row for a statistic, or no row if it is unknown."""
     if value is None:
         return []
     numbers = (value.median, value.mean, value.min, value.max, value.iqr)
-    return [(label, *(f"{scale * number:,.{digits}f}" for number in numbers), str(value.n))]
+    return [(label, *(f"{scale * number:{form}}" for number in numbers), str(value.n))]
 
 
 def _shares(title: str, unit: str, parts: Sequence[tuple[str, float, float]]) -> Table:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import combinations
+from math import hypot
 from pathlib import Path
 
 import pytest
-from made_runs import OUT_OF_MEMORY, Made, of, write_log, write_run, write_study
+from made_runs import OUT_OF_MEMORY, RATES, Made, of, write_log, write_rates, write_run, write_study
 from support import real_logs
 from tests.support import only, refused
 
@@ -287,7 +289,49 @@ def test_a_loss_is_not_drawn_below_zero(tmp_path: Path) -> None:
     [picture] = swept_loss_pictures(of(write_study(tmp_path, points), gpu=None).rows)
     [axes] = panel_figure(picture.panels[0]).axes
     assert axes.get_ylim()[0] == 0 and axes.get_ylabel() == "loss"
-    assert (axes.get_xlabel(), axes.get_xscale()) == ("lr", "log")
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("lr (log scale)", "log")
+
+
+@pytest.fixture(scope="module")
+def rates(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return of(write_rates(tmp_path_factory.mktemp("runs")), gpu=None)
+
+
+def test_step_times_of_all_seeds_agree_with_the_table(rates: Comparison) -> None:
+    """The legend had the median of the first seed only."""
+    picture = named(rates, "step_time")
+    texts = [key.text for key in picture.panels[0].keys]
+    assert texts == [*(f"{row.name}: 65.0 ms (80 %: 60.0 to 70.0)" for row in rates.rows), "thin: the other seeds"]
+    assert len(axes(rates, "step_time").lines) == 8
+
+
+@pytest.mark.parametrize("panel", [0, 1])
+def test_losses_of_all_seeds_on_a_scale_that_tells_them_apart(rates: Comparison, panel: int) -> None:
+    loss = axes(rates, "loss", panel)
+    assert (loss.get_yscale(), loss.get_ylabel()) == ("log", "loss (log scale)")
+    assert len(loss.lines) == 8
+    assert named(rates, "loss").panels[0].keys[-1].text == "thin: the other seeds"
+    assert named(rates, "loss").remark.startswith("in the legend"), "40 points are not smoothed"
+
+
+def test_single_seeds_are_seen(rates: Comparison) -> None:
+    """They were drawn below the marker of their mean."""
+    picture = named(rates, "loss_end")
+    assert [key.text for key in picture.panels[0].keys] == ["mean over the seeds", "single seeds"]
+    assert "cut off at 0, wide for 2 seeds" in picture.remark
+    ax = axes(rates, "loss_end")
+    ax.figure.canvas.draw()
+    rings = [line for line in ax.lines if line.get_markerfacecolor() == "none"]
+    shown = [line.get_ydata()[0] for line in rings]
+    assert shown == pytest.approx([loss for losses in RATES.values() for loss in losses])
+    means = ax.containers[0].lines[0]
+    points = [line.get_transform().transform(line.get_xydata())[0] for line in (*rings[:2], means)]
+    for a, b in combinations(points, 2):
+        assert hypot(*(a - b)) * 72 / ax.figure.dpi > 4
+    assert all(ring.get_transform().transform(ring.get_xydata())[0][0] < ax.bbox.x1 for ring in rings)
+    throughput = axes(rates, "throughput")
+    assert throughput.get_xlabel() == "tokens/s/process"
+    assert sum(len(line.get_xdata()) for line in throughput.lines if line.get_markerfacecolor() == "none") == 8
 
 
 def test_a_sweep_beside_logs_of_another_model_has_its_picture(tmp_path: Path) -> None:
@@ -312,7 +356,8 @@ def test_bars_give_no_ratio_that_the_table_does_not(tmp_path: Path) -> None:
 def test_the_setup_is_described_above_the_pictures(tmp_path: Path) -> None:
     comparison = sweep(tmp_path, 2, (4096,), (8, 16))
     line = setup_line(comparison)
-    assert line.endswith("· 4 to 8 layers, hidden size 4,096 · 8 to 16 × H100 · global batch 8 to 16 × 4,096 tokens")
+    sizes = "4 to 8 layers, hidden size 4,096 · 8 to 16 × H100 · global batch 8 to 16 × 4,096 tokens"
+    assert line.endswith(f"· {sizes} · 10 iterations")
     texts = [text.get_text() for text in figure_of(pictures(comparison), line).texts]
     assert line in [" ".join(text.split()) for text in texts]
     page = to_html(comparison)

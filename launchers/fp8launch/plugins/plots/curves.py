@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from fp8launch.plugins.plots.style import (
@@ -18,6 +19,8 @@ from fp8launch.plugins.plots.style import (
     curve_panels,
     few_ticks,
     left_out,
+    loss_axis,
+    other_runs,
     plain,
     thinned,
     thousands,
@@ -28,6 +31,7 @@ from fp8launch.report.parity import Parity
 from fp8launch.report.rows import Row
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.steady_state import numbers_of
+from fp8launch.wording import counted
 
 T = TypeVar("T")
 
@@ -64,6 +68,11 @@ def draw_curve(ax: Any, points: Sequence[Point], key: Key, offset: int, count: i
     )
 
 
+def draw_thin(ax: Any, points: Sequence[Point], key: Key) -> None:
+    """Draw the curve of a repeat."""
+    ax.plot(*zip(*thinned(points), strict=True), color=key.colour, linestyle=key.dash, linewidth=0.7, alpha=0.8)
+
+
 def _split(rows: Sequence[Row], data: Callable[[Row], T | None]) -> tuple[dict[str, T], list[str]]:
     """Return the data of the rows that have some, by name, and the names of the other rows."""
     found, missing = {}, []
@@ -98,63 +107,74 @@ def step_times(run: RunReport) -> list[Point]:
 
 
 def step_time_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
-    """Return the step time of each row's first run, as a rolling median with a band."""
-    runs, missing = _split(rows, _first_with_step_times)
+    """Return the step times of each row's runs, as rolling medians, with bands if there are few."""
+    runs, missing = _split(rows, _with_step_times)
     shown = [row for row in rows if row.name in runs]
     if not shown or len(shown) > MOST_STEP_TIMES:
         return []
     found = []
-    unit = time_unit([statistics.median(values_of(step_times(run))) for run in runs.values()])
+    unit = time_unit([_median_ms(row, runs[row.name]) for row in shown])
+    banded = False
     for title, same, lines in curve_panels(shown, encoding):
         curves, keys = [], []
         for row in same:
-            run = runs[row.name]
-            points = step_times(run)
-            key = curve_key(row, encoding, lines, _typical(values_of(points), unit))
-            curves.append((run, points, key))
+            key = curve_key(row, encoding, lines, _typical(row, runs[row.name], unit))
+            curves.append((runs[row.name], key))
             keys.append(key)
-        found.append(Panel(partial(_draw_step_times, curves=curves, unit=unit), title, tuple(keys)))
-    note = "rolling median; in the legend the median and the range of 80 % of the iterations"
-    if any(len(panel.keys) <= MOST_BANDS for panel in found):
+        bands = sum(len(runs[row.name]) for row in same) <= MOST_BANDS
+        banded = banded or bands
+        draw = partial(_draw_step_times, curves=curves, unit=unit, bands=bands)
+        found.append(Panel(draw, title, (*keys, *other_runs(same, [runs[row.name] for row in same]))))
+    note = "rolling median; in the legend the median as in the table, and the range of 80 % of all iterations"
+    if banded:
         note += ", shaded for up to two curves"
     remark = "; ".join(filter(None, (note, left_out(missing, "too few iterations"))))
     return [Picture("step_time", "Step time over iterations", tuple(found), (), remark)]
 
 
-def _first_with_step_times(row: Row) -> RunReport | None:
-    for run in row.runs:
-        if len(step_times(run)) > 2:
-            return run
-    return None
+def _with_step_times(row: Row) -> list[RunReport] | None:
+    """Return the runs that count, or else the others, if they have iterations to draw."""
+    return [run for run in row.good or row.runs if len(step_times(run)) > 2] or None
 
 
-def _typical(times_ms: Sequence[float], unit: TimeUnit) -> str:
-    """Return the median and the 10 % and 90 % quantiles as text."""
-    ordered = sorted(times_ms)
+def _median_ms(row: Row, runs: Sequence[RunReport]) -> float:
+    """Return the median as in the table, or of a run that did not finish."""
+    return row.step_time.median if row.step_time else statistics.median(values_of(step_times(runs[0])))
+
+
+def _typical(row: Row, runs: Sequence[RunReport], unit: TimeUnit) -> str:
+    """Return the median, and the 10 % and 90 % quantiles over the steps of all runs, as text."""
+    ordered = sorted(chain.from_iterable(values_of(step_times(run)) for run in runs))
     last = len(ordered) - 1
     low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
-    return f"{unit.text(statistics.median(ordered))} ({low * unit.per_ms:,.1f} to {high * unit.per_ms:,.1f})"
+    return f"{unit.text(_median_ms(row, runs))} (80 %: {low * unit.per_ms:,.1f} to {high * unit.per_ms:,.1f})"
 
 
-def _draw_step_times(ax: Any, curves: Sequence[tuple[RunReport, list[Point], Key]], unit: TimeUnit) -> None:
+def _draw_step_times(ax: Any, curves: Sequence[tuple[list[RunReport], Key]], unit: TimeUnit, bands: bool) -> None:
+    """Draw a line for the first run of each row, and thin lines for the others."""
     top = 0.0
     every: list[float] = []
-    for i, (_, in_ms, key) in enumerate(curves):
-        points = [(number, ms * unit.per_ms) for number, ms in in_ms]
-        values = values_of(points)
-        every += values
-        window = max(9, len(points) // 15) | 1
-        numbers, low, middle, high = zip(*thinned(rolling(points, window)), strict=True)
-        if len(curves) <= MOST_BANDS:
-            ax.fill_between(numbers, low, high, color=key.colour, alpha=0.18, linewidth=0)
-        draw_curve(ax, list(zip(numbers, middle, strict=True)), key, i, len(curves))
-        top = max(top, min(1.1 * max(high), _FRAME * statistics.median(values)), 1.1 * max(middle))
+    for i, (runs, key) in enumerate(curves):
+        for run in reversed(runs):
+            points = [(number, ms * unit.per_ms) for number, ms in step_times(run)]
+            values = values_of(points)
+            every += values
+            window = max(9, len(points) // 15) | 1
+            numbers, low, middle, high = zip(*thinned(rolling(points, window)), strict=True)
+            if bands:
+                ax.fill_between(numbers, low, high, color=key.colour, alpha=0.18, linewidth=0)
+            curve = list(zip(numbers, middle, strict=True))
+            if run is runs[0]:
+                draw_curve(ax, curve, key, i, len(curves))
+            else:
+                draw_thin(ax, curve, key)
+            top = max(top, min(1.1 * max(high), _FRAME * statistics.median(values)), 1.1 * max(middle))
     beyond = sum(value > top for value in every)
     ax.set_ylim(0, top)
-    draw_borders(ax, [run for run, *_ in curves])
+    draw_borders(ax, [runs[0] for runs, _ in curves])
     label = "iteration"
     if beyond:
-        label += f" ({beyond} of them beyond the frame)"
+        label += f" ({counted(beyond, 'step')} beyond the frame)"
     ax.set_xlabel(label)
     ax.set_ylabel(f"step time ({unit.name})")
     ax.yaxis.set_major_formatter(thousands())
@@ -222,10 +242,13 @@ def loss_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
             curves.append((row, curve, key))
             keys.append(key)
         draw = partial(_draw_losses, curves=curves, inset=not apart)
+        keys += other_runs(same, [row.runs for row in same])
         found.append(Panel(draw, title or "all iterations", tuple(keys)))
         if apart:
             found.append(Panel(partial(_draw_end, curves=curves), ", ".join(filter(None, (title, "last quarter")))))
-    note = "smoothed; in the legend the mean of the last 10 %, at least 5 iterations"
+    note = "in the legend the mean of the last 10 %, at least 5 iterations"
+    if any(len(finite_losses(run)) > _LONG for row in shown for run in row.runs):
+        note = f"smoothed; {note}"
     remark = "; ".join(filter(None, (note, left_out(missing, "no loss logged"))))
     # Panels and their last quarters are pairs; panels for numbers of GPUs are in rows of three.
     columns = 2 if apart else 3
@@ -237,17 +260,8 @@ _Curves = Sequence[tuple[Row, list[Point], Key]]
 
 def _draw_losses(ax: Any, curves: _Curves, inset: bool) -> None:
     """Draw the first run of each row, and its repeats as thin lines."""
-    values: list[float] = []
-    for row, _, key in curves:
-        for run in row.runs[1:]:
-            if points := thinned(_smoothed(run)):
-                values += values_of(points)
-                ax.plot(*zip(*points, strict=True), color=key.colour, linewidth=0.6, alpha=0.5)
-    for i, (_, curve, key) in enumerate(curves):
-        draw_curve(ax, curve, key, i, len(curves))
+    _draw_from(ax, curves, 0)
     draw_borders(ax, [row.runs[0] for row, *_ in curves])
-    _loss_axis(ax, values + values_of(_points(curves)))
-    ax.set_xlabel("iteration")
     if inset:
         _inset(ax, curves)
 
@@ -260,35 +274,27 @@ def _points(curves: _Curves) -> list[Point]:
     return found
 
 
-def _loss_axis(ax: Any, values: Sequence[float]) -> None:
-    low, high = min(values), max(values)
-    bottom, label = 0.0, "loss"
-    # A curve that falls by little would look flat on an axis from zero.
-    if low > 0.3 * high:
-        bottom = low - 0.06 * (high - low or low)
-        label = "loss (axis does not start at 0)"
-    ax.set_ylim(bottom, high + 0.05 * (high - low or high))
-    ax.set_ylabel(label)
+def _draw_from(ax: Any, curves: _Curves, begin: float) -> list[float]:
+    """Draw the curves from an iteration on, repeats as thin lines behind the others. Return the losses."""
+    values: list[float] = []
+    for row, _, key in curves:
+        for run in row.runs[1:]:
+            if points := [point for point in _smoothed(run) if point[0] >= begin]:
+                values += values_of(points)
+                draw_thin(ax, points, key)
+    for i, (_, curve, key) in enumerate(curves):
+        if points := [point for point in curve if point[0] >= begin]:
+            values += values_of(points)
+            draw_curve(ax, points, key, i, len(curves))
+    loss_axis(ax, min(values), max(values))
     ax.xaxis.set_major_locator(few_ticks())
-
-
-def _ends(curves: _Curves) -> list[tuple[Row, list[Point], Key]]:
-    """Return the part of each curve after three quarters of the median length."""
-    last = statistics.median_low([curve[-1][0] for _, curve, _ in curves])
-    found = []
-    for row, curve, key in curves:
-        end = [point for point in curve if point[0] >= 0.75 * last]
-        if end:
-            found.append((row, end, key))
-    return found
-
-
-def _draw_end(ax: Any, curves: _Curves) -> None:
-    ends = _ends(curves)
-    for i, (_, end, key) in enumerate(ends):
-        draw_curve(ax, end, key, i, len(ends))
-    _loss_axis(ax, values_of(_points(ends)))
     ax.set_xlabel("iteration")
+    return values
+
+
+def _draw_end(ax: Any, curves: _Curves) -> list[float]:
+    """Draw the part of each curve after three quarters of the median length. Return its losses."""
+    return _draw_from(ax, curves, 0.75 * statistics.median_low([curve[-1][0] for _, curve, _ in curves]))
 
 
 # Left, bottom, width and height of the inset, as fractions of the axes.
@@ -297,6 +303,8 @@ _INSET = (0.5, 0.5, 0.48, 0.44)
 
 def _inset(ax: Any, curves: _Curves) -> None:
     """Draw the last quarter into the upper right corner, after moving the axis limit so that no curve is covered."""
+    if ax.get_yscale() == "log":
+        return
     low, high = ax.get_ylim()
     points = _points(curves)
     first, last = min(points)[0], max(points)[0]
@@ -307,8 +315,7 @@ def _inset(ax: Any, curves: _Curves) -> None:
             reach = max(reach, loss)
     ax.set_ylim(low, max(high, low + (reach - low) / (_INSET[1] - 0.14)))
     small = ax.inset_axes(_INSET)
-    _draw_end(small, curves)
-    values = values_of(_points(_ends(curves)))
+    values = _draw_end(small, curves)
     room = 0.08 * (max(values) - min(values) or max(values))
     small.set_ylim(min(values) - room, max(values) + room)
     small.set(xlabel="", ylabel="")

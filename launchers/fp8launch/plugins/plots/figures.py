@@ -29,7 +29,7 @@ from fp8launch.plugins.plots.row_pictures import (
     swept_loss_pictures,
 )
 from fp8launch.plugins.plots.setup import setup_line
-from fp8launch.plugins.plots.style import HEIGHT, INK, WIDTH, Key, Panel, Picture, encode
+from fp8launch.plugins.plots.style import HEIGHT, INK, RING, WIDTH, Key, Panel, Picture, encode
 from fp8launch.report.columns import shows_speedup
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.export import meaning_of_spread
@@ -70,6 +70,10 @@ def pictures(comparison: Comparison) -> list[Picture]:
     speed: list[Picture] = []
     if rows and not (lines and len(rows) > MOST_BARS):
         spread = f"error bars: {meaning_of_spread(comparison)}"
+        if any(len(row.good) > 1 for row in rows):
+            spread += "; rings: single runs"
+        if len(rows) > 1 and not shows_speedup(every):
+            spread += "; differences between rows were not tested"
         speed += bar_picture(rows, encoding, replace(THROUGHPUT, remark=spread))
         if any(row.step_time and not row.tokens for row in rows):
             speed += bar_picture(rows, encoding, replace(step_time_bars(rows), remark=spread))
@@ -302,5 +306,9 @@ def _handle(key: Key) -> Any:
         label = f" {label}"
     if key.shape == "line":
         return Line2D([], [], color=key.colour, linestyle=key.dash, marker=key.marker, markersize=5, label=label)
+    if key.shape == "thin":
+        return Line2D([], [], color=key.colour, linewidth=0.7, label=label)
+    if key.shape == "ring":
+        return Line2D([], [], **RING, color=key.colour, label=label)
     opacity = 1 if key.shape == "bar" else 0.18
     return Patch(color=key.colour, alpha=opacity, linewidth=0, label=label)

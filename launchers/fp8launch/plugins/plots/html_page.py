@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from itertools import count, zip_longest
+from pathlib import PurePath
 
 from fp8launch import __version__
 from fp8launch.plugins.plots.figures import available, panel_figure, pictures
@@ -18,7 +19,8 @@ from fp8launch.plugins.plots.style import INK, Key, Panel, Picture
 from fp8launch.report.columns import NONE, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion, unlike_rows
-from fp8launch.report.export import LEGEND, differences_table, phases_table, remarks
+from fp8launch.report.export import LEGEND, differences_table, explanations, phases_table, remarks
+from fp8launch.report.losses import loss_summary
 from fp8launch.report.parity import Parity
 from fp8launch.report.rows import labels_of
 from fp8launch.report.steady_state import RULE_NOTE
@@ -95,10 +97,13 @@ def _swatch_shape(key: Key, colour: str) -> str:
         return '<path d="M2 4h26v12H2z" opacity="1"/>'
     if key.shape == "band":
         return '<path d="M2 4h26v12H2z" opacity="0.2"/>'
+    if key.shape == "ring":
+        return f'<circle cx="15" cy="10" r="4" fill="none" stroke="{colour}" stroke-width="1.5"/>'
     dash = ""
     if key.dash in _DASH_LENGTHS:
         dash = f' stroke-dasharray="{_DASH_LENGTHS[key.dash]}"'
-    line = f'<path d="M1 10h28" stroke="{colour}" stroke-width="2"{dash}/>'
+    width = 0.9 if key.shape == "thin" else 2
+    line = f'<path d="M1 10h28" stroke="{colour}" stroke-width="{width}"{dash}/>'
     if key.marker:
         line += _MARKER_SHAPES.get(key.marker, '<circle cx="15" cy="10" r="4"/>')
     return line
@@ -183,7 +188,8 @@ figure { margin: 0; border-top: 1px solid var(--line); padding-top: .6rem; min-w
 .key li { display: flex; gap: .45rem; overflow-wrap: normal } .panel .key li { width: 100% }
 .key svg { width: 30px; height: 1.3rem; flex: none }
 .panel > svg { width: 100%; height: auto; display: block }
-pre { background: var(--soft); padding: .7rem; overflow-x: auto; border-radius: 6px; font-size: .85rem }
+pre { background: var(--soft); padding: .7rem; border-radius: 6px; font-size: .85rem; white-space: pre-wrap;
+  overflow-wrap: anywhere } pre span { display: inline-block; max-width: 100%; white-space: normal }
 @media (min-width: 720px) { .pictures, .w2 .panels, .w3 .panels { grid-template-columns: 1fr 1fr }
   .w2, .w3 { grid-column: span 2 } }
 @media (min-width: 1080px) { .pictures, .w3 .panels { grid-template-columns: 1fr 1fr 1fr } .w3 { grid-column: span 3 } }
@@ -205,7 +211,8 @@ def to_html(comparison: Comparison) -> str:
     condemned = unlike_rows(comparison)
     why = [condemned.get(row.name, "") for row in comparison.rows]
     results = _html_table(main_table(comparison.rows), why)
-    tables = [_section("Results", results, _legend(comparison))]
+    explained = explanations(comparison)
+    tables = [_section("Results", results, *map(quiet, [_legend(comparison), *explained]))]
     phases = phases_table(comparison)
     if phases:
         tables.append(_section("Phases", _html_table(phases)))
@@ -215,7 +222,8 @@ def to_html(comparison: Comparison) -> str:
     if len(comparison.rows) > MOST_BARS:
         # Pictures are easier to read than a long table, so they come first.
         parts = [_head(comparison), *drawn, *tables]
-    parts.append(_section("Remarks", _list([*remarks(comparison), RULE_NOTE])))
+    further = [line for line in remarks(comparison) if line not in explained]
+    parts.append(_section("Remarks", _list([*further, RULE_NOTE])))
     differences = differences_table(comparison)
     if differences.rows:
         parts.append(_section("Differences", _html_table(differences)))
@@ -224,7 +232,9 @@ def to_html(comparison: Comparison) -> str:
         parts.append(_section("Differences", f"<p>{none}</p>"))
     if comparison.parities:
         parts.append(_section("Loss parity", _list(list(map(Parity.sentence, comparison.parities)))))
-    parts.append(_section("Runs", _html_table(_runs(comparison)), _commands(comparison)))
+    folder = _common_folder(comparison)
+    where = quiet(f"in {folder}" if folder else "")
+    parts.append(_section("Runs", _html_table(_runs(comparison, folder)), where, _commands(comparison)))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -277,7 +287,7 @@ def _legend(comparison: Comparison) -> str:
     for mark, text in LEGEND.items():
         if mark in cells:
             used.append(f"{mark}: {text}")
-    return quiet("; ".join(used))
+    return "; ".join(used)
 
 
 def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
@@ -335,22 +345,55 @@ def _whole(name: str) -> str:
     return ", ".join(parts)
 
 
-def _runs(comparison: Comparison) -> Table:
+def _common_folder(comparison: Comparison) -> str:
+    """Return the folder that has the folders of all runs, each named like its run; empty if there is none."""
+    parents = set()
+    for run in comparison.runs():
+        for source in map(PurePath, run.sources):
+            parents.add(str(source.parent) if source.name == run.name else "")
+    return parents.pop() if len(parents) == 1 else ""
+
+
+def _runs(comparison: Comparison, folder: str) -> Table:
+    """Return a row for each run. Columns without content are left out, and so are paths if `folder` tells them."""
     rows = []
     for row in comparison.rows:
         for run in row.runs:
-            status = run.absent or run.status.replace("_", " ")
-            step_time, lines = NONE, NONE
+            step_time, lines, loss = NONE, NONE, NONE
             if run.good and run.speed.step_time_ms:
                 step_time, lines = f"{run.speed.step_time_ms.median:,.1f}", str(len(run.steady_state.kept))
-            source = ", ".join(run.sources)
-            rows.append((run.name, row.name, status, step_time, lines, str(run.steady_state.warmup_dropped), source))
-    headers = ("run", "row", "status", "step time (ms)", "lines counted", "dropped as warm-up", "from")
-    return Table(headers, tuple(rows), (False, False, False, True, True, True, False))
+            if comparison.about_loss and run.good and (summary := loss_summary([run])):
+                loss = summary.end_text
+            rows.append(
+                (
+                    run.name,
+                    row.name,
+                    str(run.facts.get("seed", NONE)) if comparison.about_loss else NONE,
+                    run.absent or run.status.replace("_", " "),
+                    loss,
+                    step_time,
+                    lines,
+                    str(run.steady_state.warmup_dropped),
+                    NONE if folder else ", ".join(run.sources),
+                )
+            )
+    headers = (
+        "run", "variant", "seed", "status", "loss at the end", "step time (ms)", "lines counted", "dropped as warm-up",
+        "from",
+    )  # fmt: skip
+    numbers = (False, False, True, False, True, True, True, True, False)
+    shown = [i for i, cells in enumerate(zip(*rows, strict=True)) if set(cells) != {NONE}]
+    return Table(
+        tuple(headers[i] for i in shown),
+        tuple(tuple(row[i] for i in shown) for row in rows),
+        tuple(numbers[i] for i in shown),
+    )
 
 
 def _commands(comparison: Comparison) -> str:
     commands = "\n".join(comparison.commands())
     if not commands:
         return ""
-    return f"<pre>{html.escape(commands)}</pre>"
+    # A browser would break after the hyphens of an option.
+    words = re.sub(r"(?<!\S)-\S+", r"<span>\g<0></span>", html.escape(commands))
+    return f"<pre>{words}</pre>"

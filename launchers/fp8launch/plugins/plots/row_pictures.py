@@ -14,6 +14,7 @@ from fp8launch.plugins.plots.style import (
     INK,
     LABEL,
     MARKERS,
+    RING,
     Encoding,
     Key,
     Lines,
@@ -24,9 +25,11 @@ from fp8launch.plugins.plots.style import (
     doubling_axis,
     few_ticks,
     grouped,
+    in_units,
     left_out,
     length,
     lines_of,
+    loss_axis,
     name_bars,
     plain,
     side_by_side,
@@ -39,14 +42,16 @@ from fp8launch.report.losses import LossSummary, learning_settings, ranked_by_lo
 from fp8launch.report.rows import Published, Row, scaling_modes
 from fp8launch.report.run_report import Statistic
 from fp8launch.report.variant_labels import short_name, words_of
+from fp8launch.wording import rounded
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number and half the length of its error bar."""
+    """A number, half the length of its error bar, and the numbers of single runs if there are several."""
 
     number: float
     spread: float = 0.0
+    runs: tuple[float, ...] = ()
 
 
 Of = Callable[[Row], Value | None]
@@ -55,7 +60,8 @@ Of = Callable[[Row], Value | None]
 def value_of(measure: Statistic | None, scale: float = 1.0) -> Value | None:
     if measure is None:
         return None
-    return Value(scale * measure.median, scale * measure.spread)
+    runs = tuple(scale * run for run in measure.runs) if len(measure.runs) > 1 else ()
+    return Value(scale * measure.median, scale * measure.spread, runs)
 
 
 def total(row: Row) -> Value | None:
@@ -73,7 +79,7 @@ def memory(row: Row) -> Value | None:
 def loss(row: Row) -> Value | None:
     if row.loss is None:
         return None
-    return Value(row.loss.end, row.loss.std or 0.0)
+    return Value(row.loss.end, row.loss.std or 0.0, row.loss.seed_values if row.loss.seeds > 1 else ())
 
 
 # With more bars than this, lines show the same numbers instead.
@@ -103,6 +109,8 @@ class Bars:
 def _number(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
+    if 0 < value < 1:
+        return rounded(value, 0)
     return f"{value:.4g}"
 
 
@@ -173,6 +181,7 @@ def bar_picture(rows: Sequence[Row], encoding: Encoding, bars: Bars) -> list[Pic
     if not any(map(bars.value, rows)):
         return []
     names = [_name(row.name, bars.detail(row)) for row in rows]
+    bars = replace(bars, unit=in_units(rows, bars.unit))
     draw = partial(draw_bars, rows=rows, names=names, encoding=encoding, bars=bars)
     panel = Panel(draw, tall=bars_height(names), left=0.1)
     return [Picture(bars.name, bars.title, (panel,), (), bars.remark)]
@@ -216,8 +225,9 @@ def _draw_bar(ax: Any, at: float, row: Row, value: Value, colour: str, bars: Bar
         ax.plot(value.number, at, "o", color=colour)
     if value.spread:
         ax.errorbar(value.number, at, xerr=value.spread, color=INK, elinewidth=1, capsize=2.5)
+    ax.plot(value.runs, [at] * len(value.runs), **RING, color=INK)
     text = bars.text(row, value)
-    end = value.number + value.spread
+    end = max(value.number + value.spread, *value.runs, 0)
     figure = None
     if row.published:
         figure = bars.published(row.published)
@@ -280,7 +290,7 @@ def scaling_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
 
     Aggregate speed grows with the GPUs in any case, so that its lines hide how much is lost.
     """
-    over = _Over("scaling", "number of GPUs", "GPUs (log scale)", world, length)
+    over = _Over("scaling", in_units(rows, "number of GPUs"), in_units(rows, "GPUs (log scale)"), world, length)
     modes = ", ".join(scaling_modes(rows))
     unit = f"efficiency (%), {modes} scaling"
     efficiency = Quantity("efficiency", "Scaling efficiency", unit, _efficiency, shared=True, full=100)
@@ -305,6 +315,7 @@ def _line_picture(rows: Sequence[Row], encoding: Encoding, quantity: Quantity, o
     """Return one picture with a panel for each group of rows, or nothing if no line has two points."""
     drawn: set[str] = set()
     missing = []
+    quantity = replace(quantity, unit=in_units(rows, quantity.unit))
     for same in _lines(rows, encoding, over).values():
         known = [row for row in same if quantity.value(row) and over.size(row)]
         if len(set(map(over.size, known))) > 1:
@@ -320,7 +331,7 @@ def _line_picture(rows: Sequence[Row], encoding: Encoding, quantity: Quantity, o
         top = _top(shown, quantity)
     note = ""
     if quantity.full is not None:
-        note = "speed per GPU relative to the fewest GPUs; bars: 95 % interval"
+        note = in_units(rows, "speed per GPU relative to the fewest GPUs; bars: 95 % interval")
     panels = []
     for title, same in grouped(shown, encoding.panel).items():
         draw = partial(_draw_lines, rows=same, encoding=encoding, quantity=quantity, over=over, dashes=dashes, top=top)
@@ -364,7 +375,7 @@ def _draw_lines(
     top: float | None,
 ) -> None:
     """Draw one line for each colour and dash, with error bars."""
-    with_ideal = quantity is _TOTAL and over.size is world
+    with_ideal = quantity.name == _TOTAL.name and over.size is world
     groups = list(_lines(rows, encoding, over).values())
     lowest = quantity.full or 0.0
     for i, same in enumerate(groups):
@@ -406,6 +417,8 @@ def _draw_lines(
 
 # A sweep over at least this factor gets a logarithmic axis.
 _WIDE = 8
+# Room to the left and right of the points, as a share of the axis, which holds the rings of the last point.
+_BESIDE = 0.1
 
 
 def swept_loss_pictures(rows: Sequence[Row]) -> list[Picture]:
@@ -442,7 +455,13 @@ def _pictures_of_task(known: Sequence[Row]) -> list[Picture]:
     remark = "mean of the last 10 %, at least 5 iterations"
     seeds = {row.loss.seeds for row in known if row.loss}
     if max(seeds) > 1:
-        remark += "; bars: 95 % interval of the mean over seeds, dots: single seeds"
+        remark += "; bars: 95 % interval of the mean over seeds"
+        if any(row.loss and row.loss.interval and row.loss.interval.low == 0 for row in known):
+            remark += ", cut off at 0"
+        if 2 in seeds:
+            remark += ", wide for 2 seeds"
+        mean = replace(keys[0], text="mean over the seeds")
+        shown_keys = (*(shown_keys or [mean]), Key("single seeds", INK, shape="ring"))
     else:
         remark += "; one seed for each point, so the noise between seeds is not known"
     return [Picture("loss_end", f"Loss at the end over {title}", (Panel(draw, keys=shown_keys),), (), remark)]
@@ -487,10 +506,10 @@ def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], k
             below.append(loss.end - interval.low if interval else 0.0)
             above.append(interval.high - loss.end if interval else 0.0)
             reach += [loss.end, *loss.seed_values]
-            if loss.seeds > 1:
-                ax.plot(
-                    [value] * loss.seeds, loss.seed_values, ".", color=key.colour, alpha=0.5, markersize=4, **beside
-                )
+            for k, seed in enumerate(loss.seed_values if loss.seeds > 1 else ()):
+                # Seeds that agree would hide each other, and the mean.
+                aside = side_by_side(ax, i, len(lines), more=5 + 6 * k / (loss.seeds - 1))
+                ax.plot(value, seed, **RING, color=key.colour, transform=aside)
         style = {"color": key.colour, "marker": key.marker, "markersize": 5, "linewidth": 1.4}
         ax.errorbar(swept, ends, yerr=[below, above], elinewidth=0.9, capsize=2.5, **style, **beside)
         values += swept
@@ -499,19 +518,14 @@ def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], k
     if numbers[0] > 0 and numbers[-1] >= _WIDE * numbers[0]:
         ax.set_xscale("log")
         ax.minorticks_off()
-        room = (numbers[-1] / numbers[0]) ** 0.07
+        label += " (log scale)"
+        room = (numbers[-1] / numbers[0]) ** _BESIDE
         ax.set_xlim(numbers[0] / room, numbers[-1] * room)
     else:
-        room = 0.07 * (numbers[-1] - numbers[0])
+        room = _BESIDE * (numbers[-1] - numbers[0])
         ax.set_xlim(numbers[0] - room, numbers[-1] + room)
     if len(numbers) <= 6:
         ax.set_xticks(numbers, [f"{number:g}" for number in numbers])
     ax.set_xlabel(label)
     # The interval of two seeds can be many times wider than the range of the losses, so it may leave the axes.
-    room = 0.25 * (max(reach) - min(reach) or 0.1 * abs(max(reach)))
-    bottom = min(reach) - room
-    if bottom < 0 <= min(reach):
-        bottom = 0.0
-    ax.set_ylim(bottom, max(reach) + room)
-    ax.set_ylabel("loss" if bottom == 0 else "loss (axis does not start at 0)")
-    ax.yaxis.set_major_locator(few_ticks(integer=False))
+    loss_axis(ax, min(reach), max(reach), room=0.25)

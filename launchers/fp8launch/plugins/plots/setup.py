@@ -19,6 +19,7 @@ def setup_of(comparison: Comparison) -> dict[str, str]:
         "Model": _model(comparison),
         "Hardware": _hardware(comparison),
         "Batch": _batch(comparison),
+        "Length": _length(comparison),
     }
     return {title: text for title, text in found.items() if text}
 
@@ -53,6 +54,11 @@ def _batch(comparison: Comparison) -> str:
     if not samples or not length:
         return ""
     return f"global batch {samples} × {length} tokens"
+
+
+def _length(comparison: Comparison) -> str:
+    text = _range(run.training.iteration_last for run in comparison.runs() if run.good)
+    return f"{text} iterations" if text else ""
 
 
 def _facts(comparison: Comparison, name: str) -> Iterable[int | None]:

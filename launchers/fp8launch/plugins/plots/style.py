@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from fp8launch.diagnostics import printable
 from fp8launch.report.rows import Row
+from fp8launch.report.run_report import RunReport
 from fp8launch.untyped import as_int
-from fp8launch.wording import and_more, counted
+from fp8launch.wording import and_more, counted, for_hardware
 
 # Okabe and Ito's palette without yellow and black, which disappear on a white or a dark page. The last two colours
 # replace them.
@@ -34,7 +35,7 @@ MOST_POINTS = 200
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: a line with its dash and marker, a `bar` of one colour, or a pale `band`."""
+    """An entry of a legend: a `line` with its dash and marker, a `thin` line, a `bar`, a pale `band`, or a `ring`."""
 
     text: str
     colour: str
@@ -50,7 +51,7 @@ class Panel:
     `tall` is the height as a multiple of HEIGHT. `left` is the room for ticks and the label of the y axis, in inches.
     """
 
-    draw: Callable[[Any], None]
+    draw: Callable[[Any], object]
     title: str = ""
     keys: tuple[Key, ...] = ()
     tall: float = 1.0
@@ -99,6 +100,41 @@ def few_ticks(integer: bool = True) -> Any:
     return MaxNLocator(4)
 
 
+# A wider range than this has a logarithmic axis, where small values would look equal on a linear one.
+_WIDE_LOSSES = 50
+
+
+def loss_axis(ax: Any, low: float, high: float, room: float = 0.06) -> None:
+    """Scale the y axis to losses between `low` and `high`, and say in its label if it does not start at 0.
+
+    `room` is left above and below, as a share of the range.
+    """
+    if 0 < low < high / _WIDE_LOSSES:
+        factor = (high / low) ** room
+        ax.set_yscale("log")
+        ax.set_ylim(low / factor, high * factor)
+        ax.minorticks_off()
+        ax.yaxis.set_major_formatter(thousands())
+        ax.set_ylabel("loss (log scale)")
+        return
+    above = room * (high - low or 0.1 * abs(high))
+    bottom, label = 0.0, "loss"
+    # A curve that falls by little would look flat on an axis from zero.
+    if low > 0.3 * high:
+        bottom, label = low - above, "loss (axis does not start at 0)"
+    ax.set_ylim(bottom, high + above)
+    ax.yaxis.set_major_locator(few_ticks(integer=False))
+    ax.set_ylabel(label)
+
+
+def other_runs(rows: Sequence[Row], runs: Iterable[Sequence[RunReport]]) -> tuple[Key, ...]:
+    """Return the legend of the thin lines, if several of these runs belong to one row."""
+    if max(map(len, runs)) < 2:
+        return ()
+    word = "seeds" if any(row.loss and row.loss.seeds > 1 for row in rows) else "repeats"
+    return (Key(f"thin: the other {word}", INK, shape="thin"),)
+
+
 def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
     """Scale the x axis by powers of two, with a tick at each value."""
     numbers = sorted(set(values))
@@ -111,6 +147,8 @@ def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
 
 # Style of a text next to a point or a bar.
 LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
+# Style of the marker of a single run or seed.
+RING: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 4, "markerfacecolor": "none", "alpha": 0.9}
 # Height of each further line of a name, as a multiple of the distance between two bars.
 _FURTHER_LINE = 0.4
 
@@ -139,11 +177,14 @@ def name_bars(ax: Any, names: Sequence[str], unit: str) -> list[float]:
     return positions
 
 
-def side_by_side(ax: Any, i: int, count: int) -> Any:
-    """Return a transform that draws line `i` a few points to the side, so that error bars do not cover each other."""
+def side_by_side(ax: Any, i: int, count: int, more: float = 0.0) -> Any:
+    """Return a transform that draws line `i` a few points to the side, so that error bars do not cover each other.
+
+    `more` are further points to the right.
+    """
     from matplotlib.transforms import ScaledTranslation
 
-    points = 4.0 * (i - (count - 1) / 2)
+    points = 4.0 * (i - (count - 1) / 2) + more
     return ax.transData + ScaledTranslation(points / 72, 0, ax.figure.dpi_scale_trans)
 
 
@@ -309,6 +350,11 @@ def gpus(number: int | None) -> str:
     return counted(number, "GPU")
 
 
+def in_units(rows: Iterable[Row], text: str) -> str:
+    """Return a unit or title for these rows: on CPUs there are processes instead of GPUs."""
+    return for_hardware(text, (row.facts.get("gpu") for row in rows))
+
+
 def tokens(number: int | None) -> str:
     if number is None:
         return "length not known"
@@ -347,7 +393,7 @@ class Lines:
 def lines_of(rows: Sequence[Row], size: Size) -> Lines:
     values = tuple(sorted(set(map(size, rows)), key=lambda value: value or 0))
     if size is world:
-        return Lines(size, gpus, values)
+        return Lines(size, lambda number: in_units(rows, gpus(number)), values)
     return Lines(size, tokens, values)
 
 
@@ -378,4 +424,4 @@ def curve_panels(rows: Sequence[Row], encoding: Encoding) -> list[tuple[str, lis
 
 
 def _panel_and_gpus(encoding: Encoding, row: Row) -> str:
-    return ", ".join(filter(None, (encoding.panel(row), gpus(world(row)))))
+    return ", ".join(filter(None, (encoding.panel(row), in_units([row], gpus(world(row))))))
