@@ -41,7 +41,8 @@ def prove_part(part: Part, onwards: Sequence[Part], servers: Servers, done: Done
                 try:
                     known = carry_out(piece, session, done)
                 except NoVerdict as missing:
-                    raise cannot_prove(f"the training of {missing.name.rstrip(" 0123456789")} ended with {missing}") from None
+                    name = missing.name.rstrip(" 0123456789")
+                    raise cannot_prove(f"the training of {name} ended with {missing}") from None
                 proof_cache.keep(entry, known)
             else:
                 for _ in range(piece.steps):
