@@ -84,6 +84,14 @@ def test_an_optional_package_that_the_image_may_lack_is_reported(
     assert not said(Set(plain, more={"container": {"image": "/site/own.sqsh"}}), "optional-package", tmp_path)
 
 
+def test_sparse_attention_needs_a_rotation_that_images_may_lack(tmp_path: Path) -> None:
+    sparse = Set({"experimental_attention_variant": "dsa"}, more={"container": {"image": "nemo-26.06"}})
+    [problem] = said(sparse, "optional-package", tmp_path)
+    assert "sparse attention (dsa) imports fast_hadamard_transform, which may be missing" in problem.message
+    # The archive on PyPI cannot be built.
+    assert "git+https://github.com/Dao-AILab/fast-hadamard-transform.git" in str(problem.fix)
+
+
 def test_unknown_software_raises_no_alarm(tmp_path: Path) -> None:
     nothing = {"transformer_engine": None, "cuda": None}
     for code in ("te-too-old", "blockwise-needs-cuda", "cuda-too-old"):

@@ -18,7 +18,8 @@ class Need(NamedTuple):
 EMERGING = ("muon", "dist_muon", "soap", "adaptive_muon", "lion")
 _FROM_GIT = "pip install git+https://github.com/NVIDIA-NeMo/Emerging-Optimizers.git"
 _DEEP_EP = "build https://github.com/deepseek-ai/DeepEP"
-_HYBRID_EP = f"{_DEEP_EP}, branch hybrid-ep"
+# The source archive on PyPI lacks the CUDA sources.
+_HADAMARD = "pip install --no-build-isolation git+https://github.com/Dao-AILab/fast-hadamard-transform.git"
 _SSM = "pip install --no-build-isolation mamba-ssm causal-conv1d"
 
 
@@ -26,22 +27,24 @@ def needs(value: Callable[[str], object]) -> Iterator[Need]:
     """Yield the packages that a run needs. `value` returns an argument by Megatron's attribute name, None if unset.
 
     Sources, in Megatron-Core 0.17 to 0.19: core/optimizer/emerging_optimizers.py, core/transformer/moe/fused_a2a.py,
-    core/ssm/mamba_mixer.py and core/ssm/gated_delta_net.
+    core/ssm/mamba_mixer.py, core/ssm/gated_delta_net and core/transformer/experimental_attention_variant/dsa.py.
     """
     optimizer = value("optimizer")
     if optimizer in EMERGING:
         yield Need("emerging_optimizers", "optimizer", f"optimizer {optimizer}", _FROM_GIT)
     if value("num_experts") and value("moe_token_dispatcher_type") == "flex":
-        if value("moe_flex_dispatcher_backend") in (None, "deepep"):
-            yield Need("deep_ep", "moe_flex_dispatcher_backend", "the deepep dispatcher", _DEEP_EP)
-        elif value("moe_flex_dispatcher_backend") == "hybridep":
-            yield Need("deep_ep", "moe_flex_dispatcher_backend", "the hybridep dispatcher", _HYBRID_EP)
+        backend = "moe_flex_dispatcher_backend"
+        if value(backend) in (None, "deepep"):
+            yield Need("deep_ep", backend, "the deepep dispatcher", _DEEP_EP)
+        elif value(backend) == "hybridep":
+            yield Need("deep_ep", backend, "the hybridep dispatcher", f"{_DEEP_EP}, branch hybrid-ep")
     for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
         if "M" in str(value(name) or ""):
             yield Need("mamba_ssm", name, "a Mamba layer", _SSM)
             yield Need("causal_conv1d", name, "a Mamba layer", _SSM)
             break
-    if value("experimental_attention_variant") == "gated_delta_net":
-        yield Need(
-            "fla", "experimental_attention_variant", "gated_delta_net attention", "pip install flash-linear-attention"
-        )
+    variant = "experimental_attention_variant"
+    if value(variant) == "gated_delta_net":
+        yield Need("fla", variant, "gated_delta_net attention", "pip install flash-linear-attention")
+    elif value(variant) == "dsa" and value("dsa_indexer_rotate_activation") is not False:
+        yield Need("fast_hadamard_transform", variant, "sparse attention (dsa)", _HADAMARD)
