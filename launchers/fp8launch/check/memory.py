@@ -45,9 +45,7 @@ def run_estimate(run: ResolvedRun, changes: Mapping[str, object] | None = None) 
 
 
 def _problem(run: ResolvedRun, found: MemoryEstimate, capacity: float, code: str, verdict: str) -> Problem:
-    stage = ""
-    if found.stages > 1:
-        stage = f" on pipeline stage {found.stage}"
+    stage = f" on pipeline stage {found.stage}" if found.stages > 1 else ""
     largest = sorted((t for t in found.terms if t.certainty != "reserve"), key=lambda t: -t.bytes)[:3]
     message = (
         f"the run {verdict} on {run.gpu.name}: it needs about {_gib(found.total)} of {_gib(capacity)} per GPU{stage} "

@@ -27,13 +27,11 @@ def _size(prepared: Prepared) -> str:
 
 def _memory(prepared: Prepared) -> str:
     run = resolve_run(prepared)
-    found = None
-    if run.gpu.memory_gib and run.is_estimated:
-        found = run_estimate(run)
+    found = run_estimate(run) if run.gpu.memory_gib and run.is_estimated else None
     if found is None:
         return "memory  not estimated for this run"
-    share = f"{found.total / 2**30:.1f} of {run.gpu.memory_gib:.1f} GiB per GPU"
-    return f"memory  {share}, estimated ± {found.uncertainty:.0%}"
+    certainty = f"estimated ± {found.uncertainty:.0%}" if run.gpu.measured else "estimated, never measured"
+    return f"memory  {found.total / 2**30:.1f} of {run.gpu.memory_gib:.1f} GiB per GPU, {certainty}"
 
 
 def _data(prepared: Prepared) -> str:

@@ -143,7 +143,8 @@ def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:
     for term in memory.terms:
         rows.append((term.name, _gib(term.bytes), _bar(term.bytes, device), str(term.certainty), term.note))
     rows.append(("PyTorch's max allocated", _gib(memory.peak), _bar(memory.peak, device), "", "all but the reserves"))
-    share = f"{memory.total / device:.0%} of {_gib(device)} GiB, ± {memory.uncertainty:.0%}"
+    certainty = f"± {memory.uncertainty:.0%}" if run.gpu.measured else "never measured"
+    share = f"{memory.total / device:.0%} of {_gib(device)} GiB, {certainty}"
     rows.append(("total", _gib(memory.total), _bar(memory.total, device), "", share))
     title = f"memory of one {run.gpu.name}"
     if memory.stages > 1:
@@ -171,8 +172,7 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
         limit = f"the time limit of {prepared.loaded.recipe.resources.time}"
         if prepared.jobs_at_most > 1:
             limit = f"{prepared.jobs_at_most} times {limit}"
-        limit = f"{costs.gpus} GPUs for {limit}"
-        rows.append(("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", limit))
+        rows.append(("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", f"{costs.gpus} GPUs for {limit}"))
     show_table(("cost", "(value)", "rests on"), rows)
 
 

@@ -23,7 +23,7 @@ class Gpu:
     """`peak` is dense TFLOP/s by data type; a type that is missing is not supported in hardware.
 
     `model` is a regular expression for the driver's names of the cards that have these peaks, None for no card.
-    `per_node` is how many a usual node has.
+    `per_node` is how many a usual node has. No run on it was `measured`: predictions assume another GPU's efficiency.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Gpu:
     fp8: float | None = None
     fp4: float | None = None
     per_node: int = 8
+    measured: bool = True
 
     def peak(self, dtype: Dtype) -> float | None:
         """Return the dense peak in TFLOP/s; None if the hardware lacks the type."""
@@ -50,8 +51,8 @@ GPUS: dict[str, Gpu] = {
         Gpu("b300", (10, 3), 268.6, r"\bB300", bf16=2250.0, fp8=4500.0, fp4=13500.0),
         Gpu("gb200", (10, 0), 185.0, r"\bGB200", bf16=2450.0, fp8=4900.0, fp4=9800.0, per_node=4),
         Gpu("gb300", (10, 3), 268.6, r"\bGB300", bf16=2450.0, fp8=4900.0, fp4=14700.0, per_node=4),
-        Gpu("vr200", (10, 7), 268.2, bf16=4000.0, fp8=17500.0, fp4=35000.0, per_node=4),
-        Gpu("r100", (10, 7), 268.2, bf16=4000.0, fp8=17500.0, fp4=35000.0),
+        Gpu("vr200", (10, 7), 268.2, bf16=4000.0, fp8=17500.0, fp4=35000.0, per_node=4, measured=False),
+        Gpu("r100", (10, 7), 268.2, bf16=4000.0, fp8=17500.0, fp4=35000.0, measured=False),
         Gpu("cpu", (0, 0), 0.0),
     )
 }

@@ -48,8 +48,8 @@ LIMIT = 0.94
 # sizes, from Megatron's schedules and from measured single layers.
 MEASURED_UNCERTAINTY = 0.02
 DERIVED_UNCERTAINTY = 0.05
-# No run with Mamba layers was measured.
-HYBRID_UNCERTAINTY = 0.10
+# No run with Mamba layers was measured, and none on a GPU that is too new.
+UNMEASURED_UNCERTAINTY = 0.10
 
 Certainty = Literal["exact", "calibrated", "reserve"]
 
@@ -121,8 +121,8 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     uncertainty = DERIVED_UNCERTAINTY
     if split.pp == 1 and not model.experts and not model.mamba and gpu.capability[0] == 9 and not run.sharding:
         uncertainty = MEASURED_UNCERTAINTY
-    elif model.mamba:
-        uncertainty = HYBRID_UNCERTAINTY
+    elif model.mamba or not gpu.measured:
+        uncertainty = UNMEASURED_UNCERTAINTY
     found: dict[tuple[object, ...], MemoryEstimate] = {}
     for rank, own in enumerate(pipeline):
         content = tuple(_content(run, chunk) for chunk in own)

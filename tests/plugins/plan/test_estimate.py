@@ -69,7 +69,9 @@ def test_every_supported_gpu_has_a_prediction(recipe: str, capsys: pytest.Captur
 
 def test_a_prediction_for_a_gpu_that_nobody_measured_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("vr200", "r100"):
-        assert f"no measured run on {name.upper()}" in output(capsys, recipe, "--gpu", name)
+        shown = output(capsys, recipe, "--gpu", name)
+        assert f"no measured run on {name.upper()}" in shown
+        assert "of 268.2 GiB, never measured" in shown and "± 5%" not in shown
         known, unmeasured = (
             json.loads(output(capsys, recipe, "--json", "--gpu", gpu))["predicted"]["uncertainty"]
             for gpu in ("b200", name)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from fp8launch.hardware.gpus import gpu
-from fp8launch.plugins.plan.speeds import UNMEASURED
 
 _DATA = Path(__file__).with_name("known_runs.csv")
 _KINDS = {"dense": "a dense model", "experts": "experts", "hybrid": "a hybrid model"}
@@ -78,7 +77,7 @@ def known_runs() -> tuple[KnownRun, ...]:
 
 def uncertainty(situation: Situation, runs: Sequence[KnownRun] | None = None) -> float:
     """Return the relative error of the step time that eight in ten similar runs do not exceed."""
-    if situation.gpu in UNMEASURED:
+    if not gpu(situation.gpu).measured:
         return _UNKNOWN_ERROR  # no run is similar
     weighted = [(_UNKNOWN_ERROR, _UNKNOWN_WEIGHT)]
     for run in known_runs() if runs is None else runs:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.hardware.quantization import DEFAULT_RECIPE
-from fp8launch.plugins.plan.speeds import UNMEASURED
 
 # FP8 is reported as slower than bf16 below this share of the speed of bf16, on GPUs with at least this many experts.
 # 64 experts were measured, and NVIDIA publishes FP8 recipes with up to 32.
@@ -18,7 +17,7 @@ MANY_EXPERTS = 33
 @rule("gpu-never-measured", "warning", source="docs/gpus.md; benchmarks/plan/accuracy.md")
 def gpu_never_measured(run: ResolvedRun) -> Iterator[Finding]:
     """Warn about predictions for a GPU on which no run was measured."""
-    if run.gpu.name in UNMEASURED:
+    if not run.gpu.measured:
         message = (
             f"no run on {run.gpu.name} was measured: its memory and peaks are NVIDIA's preliminary figures, and "
             "predictions assume the efficiency of Blackwell"

@@ -166,12 +166,12 @@ DEVICES: Mapping[str, Device] = {
     # Two GPUs share the 450 GB/s in each direction of their Grace's NVLink-C2C.
     "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=GRACE, slow_host=GRACE, host_link=225),
     "gb300": Device(8.0, Links(900, 100, 72), 1.34, host=GRACE, slow_host=GRACE, host_link=225),
-    # Never measured: NVIDIA's preliminary figures of Vera Rubin NVL72 and HGX Rubin NVL8, and Grace for the host.
+    # Never measured. Memory, NVLink and Vera Rubin's links are NVIDIA's preliminary figures: two network cards of
+    # 800 Gb/s a GPU, and 1.8 TB/s of NVLink-C2C in both directions together, which the two GPUs of a Vera share.
+    # Assumed, no public source found: Grace's times for Vera, and Vera Rubin's network for HGX Rubin NVL8.
     "vr200": Device(22.0, Links(1800, 200, 72), 1.0, host=GRACE, slow_host=GRACE, host_link=450),
     "r100": Device(22.0, Links(1800, 200, 8), 1.0),
 }
-# GPUs without any measured run. Their efficiency is assumed to be Blackwell's.
-UNMEASURED = frozenset(("vr200", "r100"))
 
 # Fraction of the bandwidth of a link to the host that copies from the GPU achieve: 297 of 450 GB/s on GH200 (375 to the
 # GPU; Schieffer et al., "Harnessing Integrated CPU-GPU System Memory for HPC", 2024). Assumed for PCIe as well.
