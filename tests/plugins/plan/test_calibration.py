@@ -106,9 +106,10 @@ def test_rates_of_another_gpu_change_nothing(tmp_path: Path, capsys: pytest.Capt
         (b"[1]", "no measured rates"),
         (result(H200, format=2), "no measured rates"),
         (result(H200, rates=[{"kernel": "gemm bf16", "shape": "8B layer", "rate": "fast"}]), "no measured rates"),
-        (result("cpu"), "no such GPU"),
+        (result("cpu"), "measured without a GPU"),
+        (result("NVIDIA H100 PCIe"), "no figures for 'NVIDIA H100 PCIe': it knows A100, H100"),
     ],
-    ids=["empty", "list", "format", "text", "CPU"],
+    ids=["empty", "list", "format", "text", "CPU", "PCIe card"],
 )
 def test_other_files_are_refused(raw: bytes, message: str) -> None:
     with pytest.raises(UserError) as refused:
@@ -131,7 +132,7 @@ def test_the_program_measures_a_cpu_truthfully_and_its_rates_are_not_kept(
     shown = capfd.readouterr().err
     assert "a CPU only emulates FP8" in shown and "there is no GPU to launch kernels on" in shown
     assert "attention" in shown and "GB/s" in shown
-    assert "the rates are of 'cpu'" in shown and "Traceback" not in shown
+    assert "the rates were measured without a GPU" in shown and "Traceback" not in shown
     assert not rates_file(Cluster(name="site")).exists()
 
 

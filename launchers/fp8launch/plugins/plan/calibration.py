@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fp8launch.cluster.profile import Cluster, config_folder
 from fp8launch.diagnostics import error
-from fp8launch.hardware.gpus import Gpu, gpu_of_model
+from fp8launch.hardware.gpus import GPUS, Gpu, gpu_of_model
 from fp8launch.injob.regular_files import read_regular
 from fp8launch.plugins.plan.speeds import Host, Speeds
 from fp8launch.rundir.atomic_io import write_atomically
@@ -128,8 +128,15 @@ def keep(raw: bytes, where: str, cluster: Cluster) -> tuple[Rates, Path]:
     """Keep measured rates for a cluster. Raises UserError for rates that were not measured on a GPU."""
     rates = parsed(raw, where)
     if gpu_of_model(rates.device) is None:
-        message = f"the rates are of {rates.device!r}, and the speed model knows no such GPU"
-        raise error("calibrate", message, where, "measure on a GPU node, for example with srun --gpus=1")
+        if rates.device == "cpu":
+            message = "the rates were measured without a GPU"
+            raise error("calibrate", message, where, "measure on a GPU node, for example with srun --gpus=1")
+        known = ", ".join(name.upper() for name, each in GPUS.items() if each.model is not None)
+        message = (
+            f"the speed model has no figures for {rates.device!r}: it knows {known}, H100 and H200 only as SXM cards, "
+            "because PCIe and NVL cards have other peaks, memory and links"
+        )
+        raise error("calibrate", message, where, "calibrate on one of these GPUs; other cards cannot be predicted")
     file = rates_file(cluster)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
