@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from support import only, refused
 
 from fp8launch.cli import run
 from fp8launch.megatron.parameters import parameters
-from fp8launch.plugins.bridge.attributes import of_recipe
+from fp8launch.plugins.bridge.attributes import PARTS, of_recipe
 from fp8launch.plugins.bridge.index import BridgeRecipe, find, recipes_of, releases, select
 from fp8launch.plugins.bridge.published import recipe_of, rows, rows_of, unattributed, why_unattributed
+from fp8launch.resources import pack_folder
 
 
 def test_each_release_has_its_recipes() -> None:
@@ -221,3 +223,14 @@ def test_nemotron_3_has_the_parameters_of_its_model_cards() -> None:
     assert found["super"].total == pytest.approx(120e9, rel=0.01) and 12e9 < found["super"].active < 13e9
     assert found["ultra"].total == pytest.approx(550e9, rel=0.01)
     assert found["ultra"].active == pytest.approx(55e9, rel=0.02)
+
+
+def test_models_of_the_pack_give_recipes_their_shapes() -> None:
+    """Every hub model that a recipe reads, and whose configuration a model of the pack cites as its source."""
+    models = {file.stem: file.read_text() for file in (pack_folder("recipes") / "models").glob("*.yaml")}
+    read = {hub for release in releases() for recipe in recipes_of(release).values() for hub in recipe.hub}
+    cited = {hub for hub in read for text in models.values() if re.search(rf"configuration of {hub}[ .;,]", text)}
+    assert cited <= PARTS.keys() <= read
+    assert set(PARTS.values()) <= models.keys()
+    shape = of_recipe(find("qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config"))
+    assert (shape["hidden_size"], shape["num_experts"], shape["linear_num_value_heads"]) == (2048, 512, 32)

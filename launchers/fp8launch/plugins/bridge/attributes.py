@@ -19,7 +19,6 @@ from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
 from fp8launch.untyped import as_mapping
 
-_SHAPES = Path(__file__).with_name("models.json")
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
 # No table states 0.6.2's: pip installs the newest 0.19 with its wheel.
 MEGATRON = {"0.4.0": "0.17.0", "0.5.0": "0.18.0", "0.6.0": "0.19.0", "0.6.2": "0.19.2"}
@@ -30,7 +29,7 @@ def megatron_of(release: str) -> str:
     return MEGATRON.get(release, list(MEGATRON.values())[-1])
 
 
-# Models on the hub whose published configuration is in the pack.
+# Models on the hub that recipes of the index read and whose published configuration is in the pack.
 PARTS = {
     "meta-llama/Meta-Llama-3-8B": "llama3_8b",
     "meta-llama/Meta-Llama-3-70B": "llama3_70b",
@@ -39,12 +38,13 @@ PARTS = {
     "moonshotai/Kimi-K2-Instruct": "kimi_k2",
     "Qwen/Qwen3-30B-A3B": "qwen3_30b_a3b",
     "Qwen/Qwen3-235B-A22B": "qwen3_235b_a22b",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": "qwen3_next_80b_a3b",
     "openai/gpt-oss-20b": "gpt_oss_20b",
     "openai/gpt-oss-120b": "gpt_oss_120b",
 }
 _LLAMA: Mapping[str, Any] = {"init_method_std": 0.02, "bias_dropout_fusion": True}
 _QWEN3: Mapping[str, Any] = {"moe_router_load_balancing_type": "aux_loss"}
-# Settings that Bridge gives a model and the pack's part does not (megatron/bridge/models, *_bridge.py of 0.6.0).
+# Settings that Bridge gives a model and the pack's part does not (megatron/bridge/models, *_bridge.py of 0.6.2).
 _OF_BRIDGE: Mapping[str, Mapping[str, Any]] = {
     "llama3_8b": _LLAMA,
     "llama3_70b": _LLAMA,
@@ -52,6 +52,14 @@ _OF_BRIDGE: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"moe_aux_loss_coeff": 1e-3, "bias_dropout_fusion": True, "moe_router_dtype": "fp32"},
     "qwen3_30b_a3b": _QWEN3,
     "qwen3_235b_a22b": _QWEN3,
+    "qwen3_next_80b_a3b": {
+        "moe_router_load_balancing_type": "global_aux_loss",
+        "moe_aux_loss_coeff": 1e-3,
+        "moe_router_dtype": "fp32",
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "moe_token_dispatcher_type": "alltoall",
+    },
 }
 # The same up to 0.5, where the bridge did not read `aux_loss_alpha` of the model.
 _UP_TO_0_5: Mapping[str, Mapping[str, Any]] = {"deepseek_v3": {"moe_aux_loss_coeff": 1e-4}}
@@ -116,8 +124,6 @@ def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
             found |= {**_model(part, megatron_of(recipe.release)), **_OF_BRIDGE.get(part, {})}
             if recipe.release < "0.6":
                 found |= _UP_TO_0_5.get(part, {})
-        else:
-            found |= _shapes().get(hub, {})
     return found
 
 
@@ -163,13 +169,6 @@ def _sizes(folder: Path) -> dict[str, Any]:
     if "hidden_size" in found and heads and "kv_channels" not in found:
         found["kv_channels"] = found["hidden_size"] // heads
     return found
-
-
-@functools.cache
-def _shapes() -> Mapping[str, Mapping[str, Any]]:
-    """Return what Bridge makes of hub models that are not in the pack (tools/bridge_models.py)."""
-    shapes: Mapping[str, Mapping[str, Any]] = json.loads(_SHAPES.read_text(encoding="utf-8"))
-    return shapes
 
 
 @functools.cache
