@@ -52,6 +52,8 @@ LAYOUT = {
     "etp": "expert_tensor_parallel_size",
 }
 SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap")
+# The type of tokenizers that a job reads from the hub, or from a folder.
+HUB_TOKENIZER = "HuggingFaceTokenizer"
 # Switches of the dataset that need caches.
 DATASET = ("fast_cache_load", "defer_npy_index_mmap")
 
@@ -235,6 +237,9 @@ def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:
     }
     for section in SECTIONS:
         entry[section] = changed(getattr(config, section, None))
+    tokenizer = config.tokenizer
+    if tokenizer is not None and tokenizer.tokenizer_type == HUB_TOKENIZER and tokenizer.tokenizer_model:
+        entry["tokenizer"] = str(tokenizer.tokenizer_model)
     dataset = {name: True for name in DATASET if getattr(config.dataset, name, False)}
     if dataset:
         entry["dataset"] = dataset

@@ -302,6 +302,34 @@ def test_the_check_says_what_is_read_from_the_hub(sets: list[str], warned: bool)
         assert found["hub-model"].severity == "warning"
 
 
+QWEN_NEXT = "bridge:qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config"
+NO_TOKENIZER = ["tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "warned"),
+    [
+        (LLAMA, [], False),  # NVIDIA's recipe has a tokenizer without files
+        (LLAMA, ["tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=meta-llama/X"], True),
+        (QWEN_NEXT, [], True),
+        (QWEN_NEXT, ["bridge.model=/models/qwen"], True),
+        (QWEN_NEXT, ["secrets=[HF_TOKEN]", "env.HF_HUB_OFFLINE=1"], True),
+        (QWEN_NEXT, ["secrets=[HF_TOKEN]"], False),
+        (QWEN_NEXT, ["env.HF_HOME=/models", "env.HF_HUB_OFFLINE=1"], False),
+        (QWEN_NEXT, ["tokenizer.tokenizer_model=/models/qwen"], False),
+        (QWEN_NEXT, NO_TOKENIZER, False),
+        (QWEN_NEXT, ["bridge.release=0.6.0", "bridge.model=/models/qwen"], True),
+    ],
+)
+def test_the_check_names_a_tokenizer_that_the_job_would_download(recipe: str, sets: list[str], warned: bool) -> None:
+    found = {p.code: p for p in check(prepare(recipe, sets), layers=("rules",)).problems}
+    assert ("hub-tokenizer" in found) == warned
+    if warned and recipe == QWEN_NEXT:
+        problem = found["hub-tokenizer"]
+        assert "tokenizer of Qwen/Qwen3-Next-80B-A3B-Instruct" in problem.message and problem.severity == "warning"
+        assert all(f"--set {words}" in str(problem.fix) for words in NO_TOKENIZER)
+
+
 def test_files_that_bridge_reads_must_exist(tmp_path: Path) -> None:
     """Such mistakes ended the job after its wait in the queue, as mistakes in Megatron-LM's flags would."""
     folder, prefix = str(tmp_path), f"{tmp_path}/docs"
@@ -392,9 +420,12 @@ def test_sizes_of_bridge_are_checked() -> None:
 
 def test_a_recipe_that_reads_a_file_which_the_wheel_lacks() -> None:
     name = "bridge:nemotron_3_super_pretrain_64gpu_b200_nvfp4_config"
-    found = [p for p in check(prepare(name), layers=("rules",)).problems if p.code == "bridge-file-missing"]
-    assert "te_quant.cfg" in only(found).message and "0.6.2" in only(found).message
-    older = check(prepare(name, ["bridge.release=0.6.0"]), layers=("rules",)).problems
+    for release in ("0.6.0", "0.6.2"):
+        problems = check(prepare(name, [f"bridge.release={release}"]), layers=("rules",)).problems
+        message = only([p for p in problems if p.code == "bridge-file-missing"]).message
+        assert "te_quant.cfg" in message and release in message
+    older_name = name.replace("_config", "_v1_config")
+    older = check(prepare(older_name, ["bridge.release=0.5.0"]), layers=("rules",)).problems
     assert "bridge-file-missing" not in {p.code for p in older}
 
 

@@ -66,6 +66,9 @@ _WITH_STEP = "overlap_param_gather_with_optimizer_step"
 _FIRST_START = frozenset(("checkpoint.load", "checkpoint.pretrained_checkpoint", "checkpoint.finetune"))
 # Variables that name a cache of the hub's files.
 _HUB_CACHES = frozenset(("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
+_HUB_TOKENIZER = "HuggingFaceTokenizer"
+# What huggingface_hub takes as true, in upper case.
+_ON = frozenset(("1", "ON", "YES", "TRUE"))
 # Slurm sends SIGTERM before it ends or preempts a job. With this, Bridge then saves and exits.
 _LEAVE_ON_SIGTERM = "train.exit_signal_handler"
 
@@ -109,18 +112,13 @@ class Bridge(Engine):
                 yield Problem("error", "key-of-other-engine", message, loaded.where(section, key), fix)
 
     def warnings(self, loaded: LoadedRecipe) -> Iterator[Problem]:
-        stated, hub = loaded.recipe, _recipe(loaded).hub
-        cached = _HUB_CACHES & stated.environment.keys()
-        if hub and bridge_of(stated).model is None and "HF_TOKEN" not in stated.secrets and not cached:
-            message = f"the recipe reads the configuration of {hub[0]} from the Hugging Face hub when the job starts"
-            fix = (
-                "name a local folder with its config.json (bridge.model: /path), "
-                "or pass a token by name (secrets: [HF_TOKEN])"
-            )
-            yield Problem("warning", "hub-model", message, loaded.where("bridge", "recipe"), fix)
-        for file in _recipe(loaded).missing_files:
-            release = _recipe(loaded).release
-            message = f"the recipe reads {file}, which the wheel of Megatron-Bridge {release} lacks"
+        stated, recipe = loaded.recipe, _recipe(loaded)
+        offline = stated.environment.get("HF_HUB_OFFLINE", "").upper() in _ON
+        by_token = "HF_TOKEN" in stated.secrets and not offline
+        if not by_token and not _HUB_CACHES & stated.environment.keys():
+            yield from _read_from_the_hub(recipe, loaded)
+        for file in recipe.missing_files:
+            message = f"the recipe reads {file}, which the wheel of Megatron-Bridge {recipe.release} lacks"
             fix = "run it in an image of NeMo, or set PYTHONPATH to `src` of a source checkout"
             yield Problem("warning", "bridge-file-missing", message, loaded.where("bridge", "recipe"), fix)
 
@@ -249,6 +247,28 @@ def _recipe(loaded: LoadedRecipe) -> BridgeRecipe:
     stated = bridge_of(loaded.recipe)
     assert stated.recipe is not None, "`problems` asks for it"
     return find(stated.recipe, stated.release, loaded.where("bridge", "recipe"))
+
+
+def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Yield a warning for the model's configuration and one for the tokenizer, if a job would download them."""
+    where, model = loaded.where("bridge", "recipe"), bridge_of(loaded.recipe).model
+    token = "or pass a token by name (secrets: [HF_TOKEN])"
+    if recipe.hub and model is None:
+        message = f"the recipe reads the configuration of {recipe.hub[0]} from the Hugging Face hub when the job starts"
+        fix = f"name a local folder with its config.json (bridge.model: /path), {token}"
+        yield Problem("warning", "hub-model", message, where, fix)
+    overrides = {field: value for field, _, value in flat(bridge_of(loaded.recipe).overrides)}
+    kind = overrides.get("tokenizer.tokenizer_type", _HUB_TOKENIZER if recipe.tokenizer else None)
+    tokenizer = overrides.get("tokenizer.tokenizer_model", recipe.tokenizer)
+    # Bridge reads a path from the disk; `bridge.model` replaces the model's configuration only.
+    if kind == _HUB_TOKENIZER and isinstance(tokenizer, str) and not tokenizer.startswith(("/", ".", "~")):
+        message = f"the recipe reads the tokenizer of {tokenizer} from the Hugging Face hub when the job starts"
+        size = attributes.of_recipe(recipe, model).get("vocab_size", "SIZE")
+        fix = (
+            f"for mock data: --set tokenizer.tokenizer_type=NullTokenizer --set tokenizer.vocab_size={size}; else name "
+            f"a local folder (--set tokenizer.tokenizer_model=/path), {token}"
+        )
+        yield Problem("warning", "hub-tokenizer", message, where, fix)
 
 
 def _refuse_untrained(recipe: BridgeRecipe, loaded: LoadedRecipe) -> None:

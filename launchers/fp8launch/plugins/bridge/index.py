@@ -28,8 +28,9 @@ class BridgeRecipe:
 
     `hub` lists the Hugging Face models whose configuration it reads. `layout` has the keys tp, pp, cp, vp, ep and etp,
     as far as the recipe sets them. `settings` are the fields that it sets on the model, by Megatron's names;
-    `sections` are the fields of SECTIONS that differ from Bridge's defaults. `missing_files` are files of Bridge that
-    the recipe reads and the release's wheel lacks.
+    `sections` are the fields of SECTIONS that differ from Bridge's defaults. `tokenizer` is the hub model whose
+    tokenizer a job reads; None if it reads none, and for every recipe before 0.6. `missing_files` are files of Bridge
+    that the recipe reads and the release's wheel lacks.
     """
 
     release: str
@@ -53,6 +54,7 @@ class BridgeRecipe:
     environment: Mapping[str, str]
     settings: Mapping[str, Any]
     sections: Mapping[str, Any]
+    tokenizer: str | None = None
     missing_files: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -158,5 +160,6 @@ def _recipe(release: str, name: str, entry: Mapping[str, Any]) -> BridgeRecipe:
         environment=entry["environment"],
         settings=entry["settings"],
         sections=sections,
+        tokenizer=entry.get("tokenizer"),
         missing_files=tuple(entry.get("missing_files", ())),
     )

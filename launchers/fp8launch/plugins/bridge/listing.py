@@ -71,7 +71,7 @@ def _explain(recipe: BridgeRecipe, as_json: bool) -> None:
         "batch": f"micro batch {recipe.micro_batch}, global batch {recipe.global_batch}",
         "sequence": str(recipe.sequence),
         "iterations": str(recipe.iterations),
-        "reads from the hub": ", ".join(recipe.hub) or "nothing",
+        "reads from the hub": ", ".join(filter(None, dict.fromkeys((*recipe.hub, recipe.tokenizer)))) or "nothing",
     }
     for row in rows_of(recipe):
         text = f"{row.tokens_per_s_per_gpu:,} tokens/s/GPU"
