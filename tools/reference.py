@@ -42,7 +42,7 @@ from fp8launch.recipe.schema import recipe_class
 from fp8launch.recipe.sections import Phase
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = "Made by `python tools/reference.py` from the code; a test fails when it is stale."
+MADE = "<!-- Made by `python tools/reference.py` from the code. A test fails when it is stale. -->"
 
 # Fields whose allowed values another table holds.
 CHOSEN_ELSEWHERE = {"engine": ", ".join(f"`{name}`" for name in engines.names())}
@@ -212,7 +212,7 @@ def values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
 def page(title: str, model: type[BaseModel], meanings: dict[str, str], intro: str) -> str:
     """A table of every field of a schema, sections under headings of their own."""
     schema = model.model_json_schema()
-    lines, heading = [f"# {title}", "", MADE, "", intro], None
+    lines, heading = [f"# {title}", "", MADE, "", *textwrap.wrap(intro, 120, break_on_hyphens=False)], None
     for path, info in fields(model):
         section = path.rpartition(".")[0].partition(".")[0]
         if section != heading:
@@ -306,11 +306,13 @@ def advisory_page() -> str:
         MADE,
         "",
         *textwrap.wrap(
-            "Bugs of Megatron-Core, Transformer Engine and Megatron-Bridge that neither crash nor warn: a run trains, "
-            "and gradients, learning rates or checkpoints are wrong. `fp8launch check` warns if a recipe triggers one "
-            "in the releases that it runs with, and `fp8launch verify` names the bugs of a finished run. They do not "
-            "change exit codes. To accept a bug, state the reason:",
+            "Look up a bug that `check` or `verify` reported. The page lists bugs of Megatron-Core, Transformer Engine "
+            "and Megatron-Bridge that neither crash nor warn: the run trains, but gradients, learning rates or "
+            "checkpoints are wrong. `fp8launch check` warns if a recipe triggers one in the releases that it runs "
+            "with. `fp8launch verify` names the bugs of a finished run. They do not change exit codes. To accept a "
+            "bug, state the reason:",
             120,
+            break_on_hyphens=False,
         ),
         "",
         "```yaml",
@@ -319,10 +321,11 @@ def advisory_page() -> str:
         "```",
         "",
         *textwrap.wrap(
-            "The releases come from the recipe's `software`, else from its image; the newest supported ones are the "
-            "default. Affected releases were found by looking for the faulty line in the packages on PyPI, "
+            "The releases come from the recipe's `software`, else from its image, else they are the newest supported "
+            "ones. A release is listed as affected if its package on PyPI contains the faulty line. Examined were "
             f"{examined}. Nothing is reported for other releases.",
             120,
+            break_on_hyphens=False,
         ),
         "",
         "| advisory | affected releases |",
@@ -331,10 +334,11 @@ def advisory_page() -> str:
     ]
     for row in decided:
         lines += ["", f"## `{row.id}`", "", *_advisory(row)]
-    lines += ["", "## Not decided", "", "Documented but never reported, because the affected releases are not known."]
+    lines += ["", "## Not decided", ""]
+    lines += ["These bugs are documented but never reported, because the affected releases are not known."]
     for row in undecided:
         lines += ["", f"### `{row.id}`", "", *_advisory(row)]
-    lines += ["", "## Not from a recipe", "", "Known bugs that no recipe can trigger in a supported release.", ""]
+    lines += ["", "## Not from a recipe", "", "No recipe can trigger these bugs in a supported release.", ""]
     lines += ["| bug | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in NOT_FROM_RECIPES.items())]
     return "\n".join(lines) + "\n"
 
@@ -360,8 +364,8 @@ def command_page() -> str:
         "",
         MADE,
         "",
-        "What `fp8launch COMMAND --help` prints, on one page. For the commands in the order of their use, and",
-        "for the [exit codes](first_steps.md#exit-codes), see [first steps](first_steps.md).",
+        "Look up a command or an option. The page has what `fp8launch COMMAND --help` prints. If you are new, begin",
+        "with [first steps](first_steps.md), which also lists the [exit codes](first_steps.md#exit-codes).",
         "",
         "| group | commands |",
         "|---|---|",
@@ -478,14 +482,15 @@ def pages() -> dict[Path, str]:
             "Recipe reference",
             recipe_class(),
             MEANING["recipe"],
-            "All keys of a recipe. Megatron's defaults apply to keys that are not set. To write one: "
-            "[recipes](recipes.md).",
+            "Look up a key of a recipe. Keys without a default that you do not set keep Megatron's default. To write a "
+            "recipe, see [recipes](recipes.md).",
         ),
         docs / "cluster_reference.md": page(
             "Cluster profile reference",
             Cluster,
             MEANING["cluster"],
-            "Every key of a cluster profile, all optional. To use one: [clusters](clusters.md).",
+            "Look up a key of a cluster profile. All keys are optional. To write a profile, see "
+            "[your first cluster](first_cluster.md) and [clusters](clusters.md).",
         ),
         docs / "advisories.md": advisory_page(),
         docs / "command_reference.md": command_page(),
