@@ -266,22 +266,26 @@ def _cell(text: str) -> str:
 
 
 def gpu_table() -> Iterator[str]:
-    """What each GPU computes, how fast, and what the check's hardware rules say of each precision recipe on it."""
+    """Which precisions each GPU has, by the hardware rules of the check, and its memory and peaks."""
     rules = [rule for rule in all_rules().values() if rule.find.__module__.endswith(".hardware")]
     quantized = [name for name in precision_names() if name not in UNQUANTIZED]
-    yield "| GPU | compute capability | memory, GiB | bf16 / FP8 / FP4 peak, TFLOP/s | " + " | ".join(quantized) + " |"
-    yield "|---|---|---|---|" + "---|" * len(quantized)
-    for gpu in GPUS.values():
-        if gpu.name == "cpu":
-            continue
-        peaks = " / ".join(f"{peak:,.0f}" if peak else "none" for peak in (gpu.bf16, gpu.fp8, gpu.fp4))
+    gpus = [gpu for gpu in GPUS.values() if gpu.name != "cpu"]
+    yield "| GPU | " + " | ".join(quantized) + " |"
+    yield "|---|" + "---|" * len(quantized)
+    for gpu in gpus:
         verdicts = []
         for precision in quantized:
             run = resolve_run(prepare("llama8b_bf16", [f"precision.recipe={precision}", f"resources.gpu={gpu.name}"]))
             found = [problem.severity for rule in rules for problem in rule.problems(run)]
             verdicts.append("no" if "error" in found else "slow" if found else "yes")
-        capability = ".".join(map(str, gpu.capability))
-        yield f"| {gpu.name} | {capability} | {gpu.memory_gib:g} | {peaks} | {' | '.join(verdicts)} |"
+        yield f"| {gpu.name} | {' | '.join(verdicts)} |"
+    yield ""
+    # A second table, because all columns in one do not fit on a page.
+    yield "| GPU | compute capability | memory, GiB | bf16 / FP8 / FP4 peak, TFLOP/s |"
+    yield "|---|---|---|---|"
+    for gpu in gpus:
+        peaks = " / ".join(f"{peak:,.0f}" if peak else "none" for peak in (gpu.bf16, gpu.fp8, gpu.fp4))
+        yield f"| {gpu.name} | {'.'.join(map(str, gpu.capability))} | {gpu.memory_gib:g} | {peaks} |"
 
 
 def failure_table() -> Iterator[str]:
