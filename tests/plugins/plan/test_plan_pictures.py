@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,23 @@ def test_without_matplotlib_the_error_says_what_to_install(
 def test_a_suffix_that_cannot_be_drawn_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "llama8b_fp8", "--picture", str(tmp_path / "plan.doc")]) == 2
     assert "end it in .png, .svg, .pdf" in capsys.readouterr().err
+
+
+_DOTS = st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=8, unique=True)
+
+
+@needs_matplotlib
+@given(_DOTS)
+def test_leader_lines_do_not_cross(dots: list[tuple[float, float]]) -> None:
+    """Layouts of nearly the same speed had lines that crossed, as the fastest had the highest label."""
+    from fp8launch.plugins.plan.pictures import label_levels
+
+    levels = label_levels(dots, 110.0, 110.0)
+    assert len({round(level, 6) for level in levels}) == len(dots)
+    for (x1, y1, end1), (x2, y2, end2) in combinations(
+        [(*dot, level) for dot, level in zip(dots, levels, strict=True)], 2
+    ):
+        begin = max(x1, x2)
+        first = y1 + (end1 - y1) * (begin - x1) / (110 - x1)
+        second = y2 + (end2 - y2) * (begin - x2) / (110 - x2)
+        assert (first - second) * (end1 - end2) > -1e-6

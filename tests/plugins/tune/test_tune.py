@@ -20,6 +20,7 @@ from fp8launch.injob.local_job import LOCAL_RUN, processes_with
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.tune import candidates
 from fp8launch.plugins.tune.knobs import knobs
+from fp8launch.plugins.tune.output import setup_of
 from fp8launch.recipe.load import read_recipe
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
@@ -171,6 +172,11 @@ def test_layouts_of_different_data_parallelism_are_compared_at_one_global_batch(
 
 
 # --- short runs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_names_the_gpus_and_the_batch() -> None:
+    recipes = [prepare(name) for name in ("llama8b_fp8", "llama8b_bf16")]
+    assert setup_of(recipes) == "llama8b_fp8, llama8b_bf16 · 8 × H100 · global batch 128 × 8,192 tokens"
 
 
 @pytest.mark.train

@@ -9,12 +9,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from fp8launch.engines import engine_of
 from fp8launch.plugins.plan.layouts import Layout
 from fp8launch.plugins.plan.plans import Plan, Planned, accepted, judged
+from fp8launch.plugins.plan.predicted import speed_range
 from fp8launch.plugins.plan.search import search
 from fp8launch.plugins.plan.step_time import StepTime
 from fp8launch.plugins.plan.term_groups import GROUPS, grouped
@@ -30,7 +32,9 @@ from fp8launch.plugins.plots.style import (
     doubling_axis,
     few_ticks,
     name_bars,
+    plain,
     thousands,
+    time_unit,
 )
 from fp8launch.recipe.load import load_recipe
 
@@ -80,7 +84,19 @@ class PlanPoints:
 
 def draw_plan(file: Path, plan: Plan) -> None:
     """Draw the pictures of a plan side by side into a file."""
-    save_figure(figure_of(plan_pictures(plan_points(plan))), file, DPI)
+    save_figure(figure_of(plan_pictures(plan_points(plan)), _heading(plan)), file, DPI)
+
+
+def _heading(plan: Plan) -> str:
+    """Return what is planned, and how far the predictions may be off."""
+    target, length = plan.target, plan.bases[0].args.get("seq_length")
+    parts = [
+        plain(load_recipe(plan.source, plan.overrides).recipe.name),
+        f"{target.gpus:,} × {target.gpu.name.upper()}",
+        f"global batch {target.global_batch:,}" + (f" × {length:,} tokens" if length else ""),
+        f"predicted, best layout {speed_range(plan.layouts[0].step)}",
+    ]
+    return " · ".join(parts)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -238,13 +254,11 @@ def _draw_memory(ax: Any, points: PlanPoints) -> None:
         widest = max(widest, one.peak)
         fastest = max(fastest, one.step.tokens_per_s_per_gpu)
     top = 1.1 * fastest
-    # Labels follow the order of speeds. Each is moved down until it does not overlap the one above.
-    level = top
-    for number, one in sorted(enumerate(shown, 1), key=lambda pair: -pair[1].step.tokens_per_s_per_gpu):
-        speed = one.step.tokens_per_s_per_gpu
-        level = min(speed, level - 0.065 * top)
-        ax.plot([one.peak, widest * 1.06], [speed, level], color=INK, linewidth=0.5, alpha=0.6)
-        ax.plot(one.peak, speed, "o", color="white", markersize=5, markeredgecolor=INK, zorder=3)
+    dots = [(one.peak, one.step.tokens_per_s_per_gpu) for one in shown]
+    right = widest * 1.06
+    for number, ((peak, speed), level) in enumerate(zip(dots, label_levels(dots, right, top), strict=True), 1):
+        ax.plot([peak, right], [speed, level], color=INK, linewidth=0.5, alpha=0.6)
+        ax.plot(peak, speed, "o", color="white", markersize=5, markeredgecolor=INK, zorder=3)
         ax.annotate(str(number), (widest * 1.07, level), fontsize=8.5, fontweight="bold", va="center")
     ax.set_xlim(0, widest * 1.16)
     ax.set_ylim(0, top)
@@ -255,10 +269,40 @@ def _draw_memory(ax: Any, points: PlanPoints) -> None:
     ax.yaxis.set_major_formatter(thousands())
 
 
+def label_levels(dots: Sequence[tuple[float, float]], right: float, top: float) -> list[float]:
+    """Return the heights of the labels in a column at `right`, one for each dot, so that no leader lines cross."""
+    order = sorted(range(len(dots)), key=lambda i: -dots[i][1])
+    levels = [0.0] * len(dots)
+    level = top
+    for i in order:
+        # Each label is moved down until it does not overlap the one above.
+        level = min(dots[i][1], level - 0.065 * top)
+        levels[i] = level
+    crossing = True
+    while crossing:
+        crossing = False
+        for i, j in combinations(order, 2):
+            if _cross(dots[i], dots[j], levels[i], levels[j], right):
+                # This shortens the lines, so it comes to an end.
+                levels[i], levels[j] = levels[j], levels[i]
+                crossing = True
+    return levels
+
+
+def _cross(a: tuple[float, float], b: tuple[float, float], a_end: float, b_end: float, right: float) -> bool:
+    """Return whether the lines from two dots to heights at `right` cross."""
+    begin = max(a[0], b[0])
+    heights = []
+    for (x, y), end in ((a, a_end), (b, b_end)):
+        heights.append(y + (end - y) * (begin - x) / (right - x))
+    return (heights[0] - heights[1]) * (a_end - b_end) < -1e-9 * right
+
+
 def _draw_terms(ax: Any, names: Sequence[str], steps: Sequence[StepTime], used: Sequence[str]) -> None:
     """Draw the name of each step, with a stacked bar below it."""
     longest = _longest(steps)
-    for step, position in zip(steps, name_bars(ax, names, "ms per step"), strict=True):
+    unit = time_unit([step.ms for step in steps])
+    for step, position in zip(steps, name_bars(ax, names, f"{unit.name} per step"), strict=True):
         left = 0.0
         for group, ms in grouped(step).items():
             ax.barh(position, ms, left=left, color=_COLOUR[group], height=0.46, edgecolor="white", linewidth=0.4)
@@ -267,9 +311,11 @@ def _draw_terms(ax: Any, names: Sequence[str], steps: Sequence[StepTime], used: 
                 colour = "white" if dark else "black"
                 ax.text(left + ms / 2, position, group[:2], ha="center", va="center_baseline", fontsize=7, color=colour)
             left += ms
-        ax.annotate(f"{step.ms:,.0f}", (left, position), (4, 0), va="center", **LABEL)
+        total = unit.text(step.ms).split()[0] if unit.per_ms < 1 else f"{step.ms:,.0f}"
+        ax.annotate(total, (left, position), (4, 0), va="center", **LABEL)
     ax.set_xlim(0, longest * 1.13)
     ax.xaxis.set_major_locator(few_ticks())
+    ax.xaxis.set_major_formatter(thousands(unit.per_ms))
 
 
 def _draw_sizes(ax: Any, best: Mapping[int, StepTime]) -> None:

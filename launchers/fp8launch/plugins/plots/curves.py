@@ -247,6 +247,8 @@ def loss_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
         if apart:
             found.append(Panel(partial(_draw_end, curves=curves), ", ".join(filter(None, (title, "last quarter")))))
     note = "in the legend the mean of the last 10 %, at least 5 iterations"
+    if any(row.loss and row.loss.seeds > 1 for row in shown):
+        note += ", ± standard deviation over the seeds"
     if any(len(finite_losses(run)) > _LONG for row in shown for run in row.runs):
         note = f"smoothed; {note}"
     remark = "; ".join(filter(None, (note, left_out(missing, "no loss logged"))))
@@ -379,7 +381,7 @@ def _base_word(parity: Parity, rows: Sequence[Row], encoding: Encoding) -> str:
 def _judged(parity: Parity) -> str:
     if parity.last_quarter is None or parity.verdict == "too short":
         return parity.word
-    size = f"{100 * parity.last_quarter:+.2f}"
+    size = f"{round(100 * parity.last_quarter, 2) + 0.0:+.2f}"  # never -0.00
     if parity.noise is not None:
         size += f" ± {100 * parity.noise:.2f}"
     return f"{size} %, {parity.word}"

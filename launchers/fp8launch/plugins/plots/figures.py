@@ -234,7 +234,8 @@ def _in_rows(items: Sequence[T], across: int) -> list[Sequence[T]]:
 
 
 def _wrapped(text: str, width: int) -> str:
-    return textwrap.fill(text, 78 * width)
+    # `80 %` stays on one line.
+    return textwrap.fill(text.replace(" %", "\N{NO-BREAK SPACE}%"), 78 * width)
 
 
 def _texts_height(picture: Picture) -> float:

@@ -35,7 +35,12 @@ def quiet(text: str) -> str:
     """Return a paragraph in small print, or nothing for an empty text."""
     if not text:
         return ""
-    return f'<p class="quiet">{html.escape(text)}</p>'
+    return f'<p class="quiet">{_unbroken(text)}</p>'
+
+
+def _unbroken(text: str) -> str:
+    """Escape a text whose numbers keep their ± and % on one line."""
+    return html.escape(text).replace("± ", "±&nbsp;").replace(" %", "&nbsp;%")
 
 
 def breakable(text: str, longest: int = LONGEST_PART) -> str:
@@ -256,7 +261,7 @@ def _head(comparison: Comparison) -> str:
     facts = "".join(
         f"<div><dt>{name}</dt><dd>{breakable(text)}</dd></div>" for name, text in setup_of(comparison).items()
     )
-    return f"<header><h1>{html.escape(conclusion(comparison))}</h1><dl>{facts}</dl>{quiet(about)}</header>"
+    return f"<header><h1>{_unbroken(conclusion(comparison))}</h1><dl>{facts}</dl>{quiet(about)}</header>"
 
 
 def _pictures(comparison: Comparison) -> list[str]:
@@ -316,8 +321,8 @@ def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
 
 def _number(text: str) -> str:
     """Render a number that can break before ± and `of`, with its interval on a separate line."""
-    value, bracket, interval = html.escape(text).partition(" [")
-    value = value.replace("± ", "±&nbsp;").replace("of ", "of&nbsp;")
+    value, bracket, interval = _unbroken(text).partition(" [")
+    value = value.replace("of ", "of&nbsp;")
     if not bracket:
         return value
     return f'{value} <small class="interval">[{interval}</small>'

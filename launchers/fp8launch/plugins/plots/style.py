@@ -208,13 +208,14 @@ def time_unit(times_ms: Sequence[float]) -> TimeUnit:
     return TimeUnit("ms", 1.0)
 
 
-def thousands() -> Any:
+def thousands(scale: float = 1.0) -> Any:
+    """Return a formatter for `scale` times the numbers of an axis."""
     from matplotlib.ticker import FuncFormatter
 
-    return FuncFormatter(_with_thousands)
+    return FuncFormatter(lambda value, _: _with_thousands(scale * value))
 
 
-def _with_thousands(value: float, _: object) -> str:
+def _with_thousands(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:g}"

@@ -12,6 +12,7 @@ from typing import Any
 from fp8launch.cli.output import echo, eprint, overrides_text, show_json, show_table
 from fp8launch.diagnostics import exit_code
 from fp8launch.injob.regular_files import read_regular
+from fp8launch.job.prepared import Prepared
 from fp8launch.plugins.tune.candidates import Base
 from fp8launch.plugins.tune.judgement import standing
 from fp8launch.plugins.tune.knobs import Knob
@@ -27,7 +28,7 @@ from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.submit.grid import Point
 from fp8launch.submit.submission import now
-from fp8launch.wording import counted
+from fp8launch.wording import and_more, counted
 
 # Next to the state of a search: the SHA-256 digest of the recipe that it wrote last.
 _WRITTEN = "written.sha256"
@@ -97,7 +98,7 @@ def finish(ended: Ended, write: Path | None, picture: Path | None, as_json: bool
     table = rows(record, all_knobs(), ended.why)
     best = standing(record.state).best
     eprint(f"ended: {ended.why}")
-    drawn = _draw(table, folder, picture)
+    drawn = _draw(table, ended, picture)
     if best is not None and write is not None:
         _write_recipe(ended, best, table, write)
     result = _as_json(record, table, best, folder, ended.why, drawn)
@@ -111,15 +112,27 @@ def finish(ended: Ended, write: Path | None, picture: Path | None, as_json: bool
     return exit_code(best is not None)
 
 
-def _draw(table: Sequence[Row], folder: StudyFolder, wanted: Path | None) -> Path | None:
+def _draw(table: Sequence[Row], ended: Ended, wanted: Path | None) -> Path | None:
     """Draw the picture into the requested file or the study's folder. Return None if it cannot be drawn."""
-    file = wanted or folder_of(folder) / "tune.png"
-    if draw(table, folder.study_id, file):
+    file = wanted or folder_of(ended.folder) / "tune.png"
+    recipes = [base.prepared for base in ended.bases]
+    if draw(table, f"{ended.folder.study_id} · {setup_of(recipes)}", file):
         eprint(f"picture: {file}")
         return file
     if wanted is not None:
         eprint("no picture: matplotlib is not installed (pip install 'fp8launch[plots]'), or nothing was measured")
     return None
+
+
+def setup_of(recipes: Sequence[Prepared]) -> str:
+    """Return the names of the recipes, and their GPUs and batch, which they share."""
+    names = [one.loaded.recipe.name for one in recipes]
+    need = recipes[0].loaded.recipe.resources
+    hardware = f"{need.nodes * need.gpus_per_node} × {need.gpu.upper()}"
+    batch = f"global batch {recipes[0].layout.global_batch:,}"
+    if length := recipes[0].args.integer("seq_length", 0):
+        batch += f" × {length:,} tokens"
+    return " · ".join((and_more(names, 3), hardware, batch))
 
 
 def _write_recipe(ended: Ended, best: Variant, table: Sequence[Row], file: Path) -> None:

@@ -62,7 +62,7 @@ def _draw_gains(ax: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
         ends.append(gain)
         if row.predicted:
             predicted = _gain(row.predicted)
-            ax.plot(predicted, position, "D", color=_PREDICTED, markersize=4, fillstyle="none")
+            ax.plot(predicted, position, "D", color=_PREDICTED, markersize=4)
             ends.append(predicted)
             end = max(end, predicted)
         verdict = row.why.partition(":")[0]
