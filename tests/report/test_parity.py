@@ -230,3 +230,9 @@ def test_smoothing_stays_between_the_extremes(values: list[float], half: int) ->
     slack = 1e-6 * max(map(abs, values)) + 1e-9
     assert all(min(values) - slack <= v <= max(values) + slack for v in found)
     assert half or found == pytest.approx(values, abs=slack)
+
+
+@pytest.mark.parametrize("difference", [-1e-7, 0.0, 1e-7])
+def test_no_difference_has_no_minus(difference: float) -> None:
+    sentence = Parity("a", "b", "within tolerance", 0.02, last_quarter=difference).sentence()
+    assert ", +0.00 % over the last quarter" in sentence

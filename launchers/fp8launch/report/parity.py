@@ -62,7 +62,7 @@ class Parity:
         """Put the verdict in a sentence."""
         text = f"{self.variant} against {self.baseline}: {self.word}"
         if self.last_quarter is not None and self.verdict not in ("too short", "not comparable"):
-            text += f", {100 * self.last_quarter:+.2f} %"
+            text += f", {round(100 * self.last_quarter, 2) + 0.0:+.2f} %"  # never -0.00
             if self.noise is not None:
                 text += f" ± {100 * self.noise:.2f} % between repeats"
             text += f" over the last quarter (tolerance {100 * self.tolerance:g} %"

@@ -144,6 +144,7 @@ def test_a_study_is_explained_below_its_table(rates: Comparison) -> None:
     for words in ("±: standard deviation", "only 2 seeds", "speed: differences not tested"):
         assert table < text.index(words) < pictures_begin
         assert text.count(words) == 1
+    assert "(0.0070&nbsp;±&nbsp;0.0028 and" in text, "numbers of the headline stay on one line"
     runs = Page(text).tables[-1]
     assert runs[0] == ["run", "variant", "seed", "status", "loss at the end", "step time (ms)", "lines counted",
                        "dropped as warm-up"]  # fmt: skip

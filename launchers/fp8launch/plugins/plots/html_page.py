@@ -40,7 +40,7 @@ def quiet(text: str) -> str:
 
 def _unbroken(text: str) -> str:
     """Escape a text whose numbers keep their ± and % on one line."""
-    return html.escape(text).replace("± ", "±&nbsp;").replace(" %", "&nbsp;%")
+    return html.escape(text).replace(" ± ", "&nbsp;±&nbsp;").replace(" %", "&nbsp;%")
 
 
 def breakable(text: str, longest: int = LONGEST_PART) -> str:
@@ -322,7 +322,7 @@ def _html_table(table: Table, condemned: Sequence[str] = ()) -> str:
 def _number(text: str) -> str:
     """Render a number that can break before ± and `of`, with its interval on a separate line."""
     value, bracket, interval = _unbroken(text).partition(" [")
-    value = value.replace("of ", "of&nbsp;")
+    value = value.replace("&nbsp;±", " ±").replace("of ", "of&nbsp;")
     if not bracket:
         return value
     return f'{value} <small class="interval">[{interval}</small>'
