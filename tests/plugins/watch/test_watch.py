@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
@@ -108,6 +109,13 @@ def test_the_list_fits_and_names_are_whole(tmp_path: Path, width: int) -> None:
     other = "\n".join(drawn(View(selected=FIRST), rows, [], width))
     for words in ("5:00/30:00", "TFLOP/s", "memory", "▁"):
         assert words in other
+
+
+def test_a_slow_run_has_a_speed_above_zero(tmp_path: Path) -> None:
+    """A training on a CPU had 0 TFLOP/s."""
+    one = row(made(tmp_path, FIRST), JobState("running"))
+    slow = replace(one, progress=replace(one.progress, tflops_per_gpu=0.00391))
+    assert "0.00391" in "\n".join(drawn(View(selected=FIRST), [slow], [], 200))
 
 
 def test_many_runs_scroll_with_the_selection(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fp8launch.report.tables import add_column
 from fp8launch.rundir.attempts import LOCAL_JOB, Attempts
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState, JobTimes
+from fp8launch.wording import rounded
 
 COLOURS = {"running": "green", "completed": "cyan", "pending": "yellow", "failed": "red", "timeout": "red",
            "node_fail": "red", "out_of_memory": "red", "cancelled": "magenta", "interrupted": "magenta"}  # fmt: skip
@@ -250,7 +251,7 @@ def _cells(row: Row) -> dict[str, str]:
         "loss": number_text(progress.loss, ".4f"),
         "curve": sparkline(progress.losses, 12),
         "tokens/s/GPU": number_text(progress.tokens_per_s_per_gpu, ",.0f"),
-        "TFLOP/s/GPU": number_text(progress.tflops_per_gpu, ",.0f"),
+        "TFLOP/s/GPU": "" if progress.tflops_per_gpu is None else rounded(progress.tflops_per_gpu, 0),
         "memory": memory and f"{memory} GiB",
         "time": time,
         "attempts": attempts,
