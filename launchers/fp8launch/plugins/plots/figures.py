@@ -71,7 +71,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     if rows and not (lines and len(rows) > MOST_BARS):
         spread = f"error bars: {meaning_of_spread(comparison)}"
         if any(len(row.good) > 1 for row in rows):
-            spread += "; rings: single runs"
+            spread += "; rings: single runs, where they differ visibly"
         if len(rows) > 1 and not shows_speedup(every):
             spread += "; differences between rows were not tested"
         speed += bar_picture(rows, encoding, replace(THROUGHPUT, remark=spread))

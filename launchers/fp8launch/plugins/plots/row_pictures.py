@@ -84,6 +84,8 @@ def loss(row: Row) -> Value | None:
 
 # With more bars than this, lines show the same numbers instead.
 MOST_BARS = 16
+# Runs that differ by less than this share of the axis are not drawn: their rings would hide each other.
+_SEEN = 0.03
 # Characters in a line of a name.
 _LINE = 56
 
@@ -210,6 +212,8 @@ def draw_bars(ax: Any, rows: Sequence[Row], names: Sequence[str], encoding: Enco
         if value is None:
             ax.annotate("not known", (lowest, position), (6, 0), va="center", **LABEL)
             continue
+        if value.runs and max(value.runs) - min(value.runs) > _SEEN * (highest - lowest):
+            ax.plot(value.runs, [position] * len(value.runs), **RING, color=INK)
         highest = max(highest, _draw_bar(ax, position, row, value, encoding.colour(row), bars))
     ax.spines["left"].set_visible(bars.zero)
     # Leave room for the text at the end of the longest bar.
@@ -225,7 +229,6 @@ def _draw_bar(ax: Any, at: float, row: Row, value: Value, colour: str, bars: Bar
         ax.plot(value.number, at, "o", color=colour)
     if value.spread:
         ax.errorbar(value.number, at, xerr=value.spread, color=INK, elinewidth=1, capsize=2.5)
-    ax.plot(value.runs, [at] * len(value.runs), **RING, color=INK)
     text = bars.text(row, value)
     end = max(value.number + value.spread, *value.runs, 0)
     figure = None

@@ -148,7 +148,14 @@ def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
 # Style of a text next to a point or a bar.
 LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
 # Style of the marker of a single run or seed.
-RING: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 4, "markerfacecolor": "none", "alpha": 0.9}
+RING: dict[str, Any] = {
+    "zorder": 3,
+    "marker": "o",
+    "linestyle": "",
+    "markersize": 4,
+    "markerfacecolor": "none",
+    "alpha": 0.9,
+}
 # Height of each further line of a name, as a multiple of the distance between two bars.
 _FURTHER_LINE = 0.4
 
