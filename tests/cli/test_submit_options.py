@@ -53,6 +53,13 @@ def test_a_dry_run_of_a_study_shows_its_cost(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["gpu_hours_at_most"] == 8.0
 
 
+def test_a_study_without_a_gpu_costs_no_gpu_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["submit", "tiny_cpu", "--seeds", "1,2", "--backend", "local", "--dry-run"]) == 0
+    shown = capsys.readouterr().err
+    assert "2 runs without a GPU" in shown
+    assert "GPU-hours" not in shown
+
+
 @pytest.mark.parametrize("name", ["../x y", "", ".hidden", "a/b"])
 def test_a_name_that_no_study_can_have_is_refused_at_the_dry_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submit", "tiny_cpu", "--backend", "local", "--dry-run", "--study", name]) == 2

@@ -295,6 +295,8 @@ def _gpu_hours(ready: Sequence[GridPoint]) -> float:
 def _cost(ready: Sequence[GridPoint]) -> str:
     """Describe the maximum cost of the runs."""
     hours = _gpu_hours(ready)
+    if not hours:
+        return f"{counted(len(ready), 'run')} without a GPU"
     product = "time limits x GPUs"
     if any(one.prepared.jobs_at_most > 1 for one in ready):
         product += " x attempts and phases"
@@ -333,6 +335,8 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
         half = TABLE_ROWS // 2
         rows = [*rows[:half], (f"... {len(rows) - 2 * half} more", "", "", "", "", ""), *rows[-half:]]
     columns = ["run", "point", "size", "batch", "time limit", "GPU-hours"]
+    if not _gpu_hours(ready):
+        del columns[-1]
     show_table(
         columns, rows, err=True, unbroken=("run",), drop=("batch", "time limit", "size"), right=("batch", "GPU-hours")
     )

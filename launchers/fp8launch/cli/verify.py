@@ -37,14 +37,10 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
         for run, one in found:
             if several:
                 echo(f"{run}: ", nl=False)
-            _show_all(one)
+            _show_verdicts(one)
+            for problems in one.problems.values():
+                print_problems(problems or [], err=False)
     return exit_code(all(one.whole.ok for _, one in found))
-
-
-def _show_all(found: RunVerification) -> None:
-    _show_verdicts(found)
-    for problems in found.problems.values():
-        print_problems(problems or [], err=False)
 
 
 def _show_verdicts(found: RunVerification) -> None:
