@@ -8,9 +8,11 @@ queued. A layout that leaves the queue and fits is therefore the fastest of all 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import gc
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -57,20 +59,32 @@ def search(
     of each split of the layers.
     """
     finder = _Finder(target, of_families=not (by_memory or every_split))
-    for base in bases:
-        if own:
-            finder.add_own(base)
-        finder.add_divisions(base)
+    with _no_garbage_collection():
+        for base in bases:
+            if own:
+                finder.add_own(base)
+            finder.add_divisions(base)
+        finder.run(None if by_memory else top)
     if by_memory:
-        finder.run(None)
         found = _smallest_of_families(finder.found.values())
     else:
-        finder.run(top)
         # The bounds by which the queue is ordered are not exact.
         found = sorted(finder.found.values(), key=lambda layout: layout.step.ms)
     known = {layout.family for layout in found}
     misses = [layout for layout in _smallest_of_families(finder.misses) if layout.family not in known]
     return Search(tuple(found[:top]), tuple(misses[:MISSES]), finder.legal)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause the collection of reference cycles, which the search does not make but which looks at all its objects."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def not_varied(args: Arguments, target: Target) -> list[str]:
@@ -145,6 +159,7 @@ class _Finder:
         self._target = target
         self._of_families = of_families
         self._shared = LayerTimes()
+        self._steps: dict[frozenset[tuple[str, str]], tuple[Arguments, StepTime | None]] = {}
         self._queue: list[tuple[float, int, _Queued]] = []
         self._pushed = 0
 
@@ -296,8 +311,13 @@ class _Finder:
         return step.ms
 
     def _step(self, change: Change) -> StepTime | None:
-        target = self._target
-        return step_time_at(change.args, target.gpus, target.global_batch, target.speeds, self._shared)
+        """Predict the step of a layout. The search comes to many layouts in several ways."""
+        target, settings = self._target, frozenset(change.overrides.items())
+        args, step = self._steps.get(settings, (None, None))
+        if args != change.args:
+            step = step_time_at(change.args, target.gpus, target.global_batch, target.speeds, self._shared)
+            self._steps[settings] = change.args, step
+        return step
 
 
 def _deepest(item: _Division) -> Change:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from fp8launch.hardware.quantization import operand_bytes
 from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Division, Experts
@@ -49,11 +50,12 @@ class Workload:
     def on(self, name: str) -> bool:
         return bool(self.args.get(name))
 
-    @property
+    # A search reads these hundreds of thousands of times.
+    @cached_property
     def micro_batch(self) -> int:
         return whole(self.args, "micro_batch_size") or 1
 
-    @property
+    @cached_property
     def tokens(self) -> float:
         """Tokens of a micro batch on a context-parallel rank."""
         return self.micro_batch * self.model.seq_length / self.split.cp
