@@ -85,3 +85,17 @@ def test_a_folder_that_cannot_be_written_is_not_a_temporary_file(folder: Path, a
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1] == f"fp8launch: {file}: No such file or directory"
+
+
+@pytest.mark.needs_plugin("data")
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        ("data build text.txt --tokenizer bytes --out made", "made.build/plan.json"),
+        ("data tokenizer text.txt --vocab-size 300 --out words", "words/tokenizer_config.json"),
+    ],
+)
+def test_a_full_disk_names_a_file_of_the_data(folder: Path, arguments: str, file: str) -> None:
+    """Not the pipe that reads the command's output, which cannot be full."""
+    (folder / "text.txt").write_text("some words and some more\n" * 20)
+    assert complaint(arguments) == f"fp8launch: {folder / file}: {TOO_LARGE}"

@@ -56,6 +56,15 @@ def test_a_torn_checkpoint_is_never_the_one_to_start_from(folder: Path, victim: 
     assert "continuing from 4" in told[1]
 
 
+def test_a_lack_of_memory_does_not_make_the_training_start_over(folder: Path) -> None:
+    """Metadata with an array of 2^60 bytes is a MemoryError on every machine."""
+    metadata = checkpoints.place(folder, 6) / ".metadata"
+    metadata.write_bytes(b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".")
+    assert checkpoints.torn(checkpoints.place(folder, 6)) == "has metadata that cannot be read: out of memory"
+    assert checkpoints.repair(folder) == []
+    assert checkpoints.latest(folder) == 6
+
+
 def test_a_tracker_that_is_garbage_is_set_right(folder: Path) -> None:
     (folder / checkpoints.TRACKER).write_text("")
     checkpoints.repair(folder)

@@ -24,6 +24,7 @@ from fp8launch.datasets.manifest import Manifest, read_manifest, size_difference
 from fp8launch.diagnostics import Problem, UserError, nearest
 from fp8launch.injob.regular_files import read_regular
 from fp8launch.megatron.model_arithmetic import padded_vocab_size
+from fp8launch.megatron.versions import release
 
 if TYPE_CHECKING:
     from fp8launch.job.prepared import Prepared
@@ -361,14 +362,14 @@ def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Pr
     """Find token ids beyond the embedding table. They trigger an assertion on the GPU as soon as a batch contains one.
 
     Without padded_vocab_size, Megatron uses the vocabulary size of its tokenizer. Only with NullTokenizer does it use
-    vocab_size, plus one for the end-of-document token.
+    vocab_size; before 0.18, it adds one for the end-of-document token.
     """
     args = prepared.args
     size = args.integer("vocab_size", 0)
     if args.values.get("padded_vocab_size"):
         embeddings = padded_vocab_size(args.values)
     elif args.values.get("tokenizer_type") == "NullTokenizer" and size:
-        embeddings = padded_vocab_size({**args.values, "vocab_size": size + 1})
+        embeddings = padded_vocab_size({**args.values, "vocab_size": size + (release(args.version) < (0, 18))})
     else:
         return
     if embeddings is None or manifest.vocab_limit <= embeddings:

@@ -131,7 +131,8 @@ def _full_output(exc: OSError) -> str:
     """
     if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not sys.stdout.isatty():
         with contextlib.suppress(OSError):
-            return str(Path("/proc/self/fd", str(sys.stdout.fileno())).readlink())
+            place = Path("/proc/self/fd", str(sys.stdout.fileno())).readlink()
+            return str(place) if place.is_absolute() else ""  # a pipe is never full
     return ""
 
 

@@ -31,6 +31,7 @@ SPOILED: list[tuple[str, Any, str]] = [
     ("metadata.json", "sparse", "it is larger than 1 MiB"),
     (".metadata", "sparse", "it is larger than 256 MiB"),
     (".metadata", BOMB, "'NoneType' object has no attribute 'storage_data'"),
+    (".metadata", b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".", "out of memory"),  # a bytearray of 2^60
     ("metadata.json", b"[" * (1 << 20), "maximum recursion depth exceeded"),
 ]
 

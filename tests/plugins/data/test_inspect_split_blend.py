@@ -106,20 +106,24 @@ def test_blend_weights_and_epochs(tmp_path: Path) -> None:
     assert loaded.args.values["data_path"] == ["0.8", str(tmp_path / "large"), "0.2", str(tmp_path / "small")]
 
 
-def _problems(tmp_path: Path, prefix: Path, **more: object) -> dict[str, str]:
+def _problems(tmp_path: Path, prefix: Path, settings: str = "", **more: object) -> dict[str, str]:
     section = {"kind": "indexed", "blend": [str(prefix)], "split": "1,0,0", "tokenizer": {"type": "NullTokenizer"}}
-    (tmp_path / "recipe.yaml").write_text(f"extends: [tiny_cpu]\ndata: {json.dumps({**section, **more})}\n")
+    (tmp_path / "recipe.yaml").write_text(f"extends: [tiny_cpu]\ndata: {json.dumps({**section, **more})}\n{settings}")
     prepared = prepare(str(tmp_path / "recipe.yaml"), ["train.iterations=1"])
     return {each.code: each.message for each in files.problems(prepared, Cluster(), {})}
 
 
 def test_check_holds_the_manifest_against_files_model_and_tokenizer(made: Path, tmp_path: Path, bpe: Path) -> None:
-    # Some hundred tokens, and 255 + 1 embeddings padded to 256.
+    # Some hundred tokens, and 255 embeddings padded to 256.
     largest = json.loads(Path(f"{made}.manifest.json").read_text())["vocab_limit"] - 1
     found = _problems(tmp_path, made)
     assert f"may have token ids up to {largest}, but the model has 256 embeddings" in found["data-vocabulary"]
     small = build(tmp_path / "a.jsonl", "--tokenizer", "bytes", "--vocab-size", 257, "--out", tmp_path / "small")
     assert small["vocab_limit"] == 257
+    # Megatron before 0.18 adds a word to NullTokenizer's, so 256 are enough for it, and padded to a multiple of 128.
+    for version, words, refused in (("0.17", 256, False), ("0.18", 256, True), ("0.19", 256, True), ("0.19", 257, False)):
+        more = f"software: {{megatron: '{version}'}}\nmodel: {{vocab_size: {words}}}\n"
+        assert ("data-vocabulary" in _problems(tmp_path, tmp_path / "small", settings=more)) == refused, (version, words)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tokenizer.json").write_text((bpe / "tokenizer.json").read_text() + "\n")
     same = {"type": "HuggingFaceTokenizer", "model": str(bpe)}

@@ -29,6 +29,8 @@ _LARGEST_JSON = 1 << 20
 _LARGEST_METADATA = 256 << 20
 # State of a module is kilobytes; 1024 steps of history of five tensors are 20 KiB.
 _LARGEST_OBJECT = 16 << 20
+# A lack of memory shows nothing about a checkpoint.
+OUT_OF_MEMORY = "out of memory"
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
 
@@ -131,7 +133,8 @@ def _torn_distributed(checkpoint: Path) -> str | None:
         for piece in stored.values():
             ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
     except Exception as problem:
-        return f"has metadata that cannot be read: {problem}"
+        reason = OUT_OF_MEMORY if isinstance(problem, MemoryError) else problem  # a MemoryError has no text
+        return f"has metadata that cannot be read: {reason}"
     for name, end in sorted(ends.items()):
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
@@ -191,7 +194,7 @@ def repair(folder: Path) -> list[str]:
         problem = f"{TRACKER} says {text[:80]!r}"
     else:
         damage = torn(place(folder, named))
-        if damage is None:
+        if damage is None or OUT_OF_MEMORY in damage:
             return []
         problem = f"checkpoint {named} is torn: it {damage}"
     newest = _newest_whole(folder, [i for i in iterations(folder) if named is None or i < named])

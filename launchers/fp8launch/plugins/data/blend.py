@@ -42,10 +42,8 @@ def shares_of(
 
 def recipe_lines(shares: Sequence[Share]) -> str:
     """Return the `data:` lines of a recipe."""
-    lines = ["data:", "  kind: indexed", "  blend:"]
-    for share in shares:
-        lines += [f"  - {share.weight:.6g}", f"  - {_quoted(share.prefix)}"]
-    return "\n".join(lines)
+    pairs = ",\n".join(f"    {share.weight:.6g}, {_quoted(share.prefix)}" for share in shares)
+    return f"data:\n  kind: indexed\n  blend: [\n{pairs}]"
 
 
 def _quoted(text: str) -> str:

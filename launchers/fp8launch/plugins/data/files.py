@@ -13,6 +13,7 @@ from typing import Any
 
 from fp8launch.diagnostics import MACHINE_LACKS, UserError, error
 from fp8launch.injob.regular_files import open_regular
+from fp8launch.rundir.atomic_io import write_atomically
 
 BLOCK = 4 << 20
 
@@ -28,20 +29,8 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace `path` by JSON atomically."""
-    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
-    try:
-        # Only the owner may write to it, regardless of the umask, because a build follows its plan.
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    """Replace `path` by JSON atomically. Only the owner may write to it, because a build follows its plan."""
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def copy_into(source: Path, target: Any) -> None:

@@ -114,7 +114,8 @@ def _of_clusters(options: Sequence[str], where: str) -> list[Problem]:
     """Return a warning about options that belong to a cluster profile and not to a recipe."""
     if not options:
         return []
-    message = f"{', '.join(dict.fromkeys(options))} belong in a cluster profile, not in a recipe"
+    named = dict.fromkeys(options)
+    message = f"{', '.join(named)} {'belongs' if len(named) == 1 else 'belong'} in a cluster profile, not in a recipe"
     return [Problem("warning", "import-cluster", message, where, "add them to a cluster profile")]
 
 

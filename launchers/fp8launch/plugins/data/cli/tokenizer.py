@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from fp8launch.plugins.data.bad_input import BadInput
 from fp8launch.plugins.data.cli.source_options import source_options
 from fp8launch.plugins.data.documents import Reading, documents
 from fp8launch.plugins.data.extras import load
+from fp8launch.plugins.data.files import write_json
 from fp8launch.plugins.data.sources import Format, find_files, shards_of
+from fp8launch.rundir.atomic_io import write_atomically
 
 END = "<|endoftext|>"
 
@@ -54,8 +55,8 @@ def tokenizer(
     trained.train_from_iterator(_texts(sources, field, form, patterns), trainer)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    trained.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", config)
+    write_atomically(folder / "tokenizer.json", trained.to_str(pretty=True))
     size = trained.get_vocab_size(with_added_tokens=True)
     if as_json:
         show_json({"folder": str(folder), "vocab_size": size})
