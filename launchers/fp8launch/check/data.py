@@ -138,13 +138,8 @@ def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
     weights = [number for number in numbers[::2] if number is not None]
     if len(words) % 2 == 0 and len(weights) == len(words) // 2:
         if min(weights) < 0 or sum(weights) <= 0:
-            return Problem(
-                "error",
-                "data-blend",
-                f"the weights of the blend are {weights}, but they must be positive",
-                where,
-                "write positive weights",
-            )
+            message = f"the weights of the blend are {weights}, but they must be positive"
+            return Problem("error", "data-blend", message, where, "write positive weights")
         weighted = zip(words[1::2], weights, strict=True)
         datasets = tuple(Dataset(text.strip(), place, weight) for (text, place), weight in weighted)
         return Blend(datasets, fractions, where)
@@ -349,10 +344,8 @@ def _manifest(
 
 def _contradictions(here: Path, manifest: Manifest, index: Index) -> list[str]:
     found = size_differences(here, manifest)
-    for name, there, said in (
-        ("tokens", index.tokens, manifest.tokens),
-        ("documents", index.documents, manifest.documents),
-    ):
+    counts = (("tokens", index.tokens, manifest.tokens), ("documents", index.documents, manifest.documents))
+    for name, there, said in counts:
         if there != said:
             found.append(f"it has {there:,} {name}, and had {said:,} when it was made")
     return found
@@ -374,13 +367,9 @@ def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Pr
         return
     if embeddings is None or manifest.vocab_limit <= embeddings:
         return
-    yield Problem(
-        "error",
-        "data-vocabulary",
-        f"data {prefix} may have token ids up to {manifest.vocab_limit - 1}, but the model has {embeddings} embeddings",
-        where,
-        f"set model.vocab_size to {manifest.vocab_limit} or more",
-    )
+    largest = manifest.vocab_limit - 1
+    message = f"data {prefix} may have token ids up to {largest}, but the model has {embeddings} embeddings"
+    yield Problem("error", "data-vocabulary", message, where, f"set model.vocab_size to {largest + 1} or more")
 
 
 def _tokenizer(

@@ -9,7 +9,7 @@ import os
 import platform
 import secrets
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePath
 from typing import Any
@@ -24,6 +24,7 @@ from fp8launch.job.build_job import UNPLACED, placed, plan
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, engine_record, phase_entry, recipe_digest, resolved_recipe, resolved_yaml
 from fp8launch.job.reserved_env import missing_secrets
+from fp8launch.plugin_registry import loaded
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import is_file
 from fp8launch.rundir.atomic_io import make_folders
@@ -77,7 +78,8 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Sche
         job = plan(prepared, cluster, UNPLACED, runtime=runtime)
     job = placed(job, folder)
     scheduler.validate(job)
-    return job
+    lines = [line for _, lines_of in loaded("setup_lines") for line in lines_of(job)]
+    return replace(job, setup=(*lines, *job.setup))
 
 
 def origin(prepared: Prepared, scheduler: Scheduler) -> Origin:

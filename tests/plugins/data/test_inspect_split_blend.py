@@ -121,9 +121,17 @@ def test_check_holds_the_manifest_against_files_model_and_tokenizer(made: Path, 
     small = build(tmp_path / "a.jsonl", "--tokenizer", "bytes", "--vocab-size", 257, "--out", tmp_path / "small")
     assert small["vocab_limit"] == 257
     # Megatron before 0.18 adds a word to NullTokenizer's, so 256 are enough for it, and padded to a multiple of 128.
-    for version, words, refused in (("0.17", 256, False), ("0.18", 256, True), ("0.19", 256, True), ("0.19", 257, False)):
+    for version, words, refused in (
+        ("0.17", 256, False),
+        ("0.18", 256, True),
+        ("0.19", 256, True),
+        ("0.19", 257, False),
+    ):
         more = f"software: {{megatron: '{version}'}}\nmodel: {{vocab_size: {words}}}\n"
-        assert ("data-vocabulary" in _problems(tmp_path, tmp_path / "small", settings=more)) == refused, (version, words)
+        assert ("data-vocabulary" in _problems(tmp_path, tmp_path / "small", settings=more)) == refused, (
+            version,
+            words,
+        )
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tokenizer.json").write_text((bpe / "tokenizer.json").read_text() + "\n")
     same = {"type": "HuggingFaceTokenizer", "model": str(bpe)}

@@ -1,16 +1,15 @@
 """Notify the user, by a command or a webhook, when a run that `--wait` follows turns unhealthy or ends.
 
-Both are configured in `~/.config/fp8launch/config.yaml`. They get a message and nothing else from a recipe.
+Both are configured in `~/.config/fp8launch/config.yaml`. They get a message and nothing else from a recipe. A webhook
+whose address is in an environment variable is notified of the end by the job itself (`job_end`).
 """
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
 import os
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +21,27 @@ from fp8launch.cli.output import eprint
 from fp8launch.diagnostics import error
 from fp8launch.injob.ownership import why_others_may_change
 from fp8launch.injob.supervisor.health_rules import HealthProblem, errors_of
+from fp8launch.plugins.notify.injob.sent import claim, record_of
+from fp8launch.plugins.notify.injob.webhook import ADDRESS, TIMEOUT, post
 from fp8launch.recipe.sections import Section
 from fp8launch.recipe.yaml_source import is_file, read_yaml
 from fp8launch.report.run_report import RunReport
+from fp8launch.rundir.attempts import read_attempt_log
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 
-TIMEOUT = 15.0
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$")]
+Url = Annotated[str, StringConstraints(pattern=f"^{ADDRESS.pattern}$")]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Notify(Section):
-    """Notifications for `--wait`."""
+    """Notifications for `--wait`, and from the job."""
 
     command: list[str] = Field(default=[], description="words; gets the message as JSON on its standard input")
     webhook: Url | None = Field(default=None, description="gets the message as JSON by POST; `text` is a sentence")
+    webhook_variable: Variable | None = Field(
+        default=None, description="environment variable with the address of a webhook that the job itself notifies"
+    )
     when: Literal["end", "failure"] = "end"
 
 
@@ -76,15 +81,37 @@ class Notifier:
             text = f"{run.run_id}: unhealthy: {problem.code}: {problem.message}"
             message = {**_message(run, JobState("running"), None), "health": [problem.as_json()]}
             notify(self.config, text, True, message)
+            self._post_from_here(text, message)
 
     def ended(self, run: RunFolder, state: JobState, report: RunReport | None, good: bool) -> None:
-        notify(self.config, _sentence(run, state, report), not good, _message(run, state, report))
+        text, message = _sentence(run, state, report), _message(run, state, report)
+        notify(self.config, text, not good, message)
+        # The job itself has sent this, unless it was killed.
+        if not (good and self.config.when == "failure") and self.config.webhook_variable and _is_first(run):
+            self._post_from_here(text, message)
+
+    def _post_from_here(self, text: str, message: dict[str, Any]) -> None:
+        """Post to the webhook of the variable, if this shell has it."""
+        address = os.environ.get(self.config.webhook_variable or "", "")
+        if ADDRESS.fullmatch(address):
+            _post(address, json.dumps({"text": text, **message}))
 
 
 def notifier() -> Notifier | None:
     """Return the notifier that the user configured, if any. Raises UserError for a bad configuration."""
     config = load_config().notify
-    return Notifier(config) if config.command or config.webhook else None
+    return Notifier(config) if config.command or config.webhook or config.webhook_variable else None
+
+
+def _is_first(run: RunFolder) -> bool:
+    """Record that the end of the run is notified. Return whether its job has not done that."""
+    names = [attempt["name"] for attempt in read_attempt_log(run).get("attempts", [])]
+    names = names or [attempt.log.stem for attempt in run.attempts()]
+    if not names:
+        return not any((run.path / "logs").glob("*.notified"))
+    with contextlib.suppress(OSError):
+        return claim(record_of(run.path, names[-1]))
+    return True
 
 
 def _sentence(run: RunFolder, state: JobState, report: RunReport | None) -> str:
@@ -135,28 +162,6 @@ def _run(command: Sequence[str], body: str) -> None:
 
 
 def _post(url: str, body: str) -> None:
-    # The address often contains a token, so messages never quote it.
-    try:
-        request = urllib.request.Request(url, data=body.encode(), headers={"Content-Type": "application/json"})
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT):
-            pass
-    except urllib.error.HTTPError as exc:
-        words = http.client.responses.get(exc.code, "")
-        if 300 <= exc.code < 400:
-            words = "(a redirect, which is not followed: configure the new address)"
-        eprint(f"warning: the notification webhook answered {exc.code} {words}".rstrip())
-    except (http.client.InvalidURL, ValueError):
-        eprint("warning: the notification webhook has an invalid address")
-    except http.client.HTTPException:
-        eprint("warning: the notification webhook does not speak HTTP")
-    except OSError as exc:
-        reason = getattr(exc, "reason", exc)
-        words = getattr(reason, "strerror", None) or type(reason).__name__
-        eprint(f"warning: the notification webhook cannot be reached: {words}")
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the server of a webhook could otherwise choose an address such as a service of this host."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
+    problem = post(url, body)
+    if problem:
+        eprint(f"warning: the notification webhook {problem}")

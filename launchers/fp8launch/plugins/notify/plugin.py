@@ -4,4 +4,9 @@ from __future__ import annotations
 
 from fp8launch.plugin_registry import Plugin
 
-PLUGIN = Plugin(name="notify", run_listeners={"notify": "fp8launch.plugins.notify.notify:notifier"})
+PLUGIN = Plugin(
+    name="notify",
+    run_listeners={"notify": "fp8launch.plugins.notify.notify:notifier"},
+    setup_lines={"notify": "fp8launch.plugins.notify.job_end:notify_at_end"},
+    in_job=("fp8launch.plugins.notify.injob",),
+)

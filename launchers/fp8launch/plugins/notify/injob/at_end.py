@@ -1,0 +1,179 @@
+"""The last act of a job: `at_end.py RUN-FOLDER ATTEMPT STATUS VARIABLE end|failure`.
+
+If the run has ended, this posts its end to the webhook whose address is in the environment variable VARIABLE. The
+address is in no file and on no command line. Nothing here decides about the job: every problem is a message in its
+output.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import math
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path: imports go by the package's full names, never by bare names in this folder.
+    sys.path[0] = str(Path(__file__).resolve().parents[4])
+
+from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt
+from fp8launch.injob.supervisor.health_rules import HealthLimits, HealthProblem, errors_of, problems_of
+from fp8launch.injob.supervisor.health_watch import series_of, values_of
+from fp8launch.injob.supervisor.log_lines import say, tail
+from fp8launch.injob.supervisor.run_records import MANIFEST
+from fp8launch.injob.supervisor.supervisor import CANCELLED
+from fp8launch.plugins.notify.injob.sent import claim, record_of
+from fp8launch.plugins.notify.injob.webhook import ADDRESS, post
+
+# Slurm kills a job 30 s after it asked it to end.
+LONGEST = 20.0
+# The status of a shell that SIGTERM ended. In its EXIT trap, bash shows the status of the last command instead: 0.
+_TERMINATED = (0, 143)
+# Rules that need to know nothing about the run but its log.
+_CODES = ("nan", "zero-grad-norm")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended. `attempt` is the name of its last attempt."""
+
+    attempt: str
+    state: str
+    detail: str = ""
+
+
+def end_of(folder: Path, attempt: str, status: int) -> End | None:
+    """Return how the run ended, or None if it continues, or if its next start decides that."""
+    if (folder / PLAN).is_file():
+        return _end_of_supervised(folder, attempt, status)
+    if (folder / "logs" / f"{attempt}.exit").is_file() or status not in _TERMINATED:
+        if status == 0:
+            return End(attempt, "completed")
+        return End(attempt, "failed", f"exit status {status}")
+    if _mapping(folder / MANIFEST).get("cancelled"):
+        return End(attempt, "cancelled", "by fp8launch cancel")
+    return End(attempt, "interrupted", "the job was ended: cancelled, preempted or at its time limit")
+
+
+def _end_of_supervised(folder: Path, attempt: str, status: int) -> End | None:
+    state = _mapping(folder / ATTEMPTS)
+    attempts = state.get("attempts") or []
+    if attempts:
+        attempt = str(attempts[-1]["name"])
+    if state.get("finished"):
+        return End(attempt, "completed")
+    if (folder / CANCELLED).exists():
+        return End(attempt, "cancelled", "by fp8launch cancel")
+    if state.get("stopped"):
+        return End(attempt, "failed", str(state["stopped"]))
+    # Without an end of its attempt, the scheduler is ending the job, and may start it again.
+    closed = not attempts or "ended" in attempts[-1]
+    if closed and not state.get("waiting") and status not in _TERMINATED:
+        return End(attempt, "failed", f"exit status {status}")
+    return None
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def message_about(folder: Path, end: End) -> tuple[dict[str, Any], bool]:
+    """Return the message that `--wait` would send, and whether the run is all right."""
+    log = tail(folder / "logs" / f"{end.attempt}.log")
+    rows = [row for row in map(values_of, log.splitlines()) if row is not None]
+    health = _health(folder, rows)
+    failure: Failure | None = None
+    if end.state != "completed":
+        failure = ending_of_attempt(log, _batch_output(folder, end.attempt.rpartition("-")[0])).failure
+    loss = rows[-1].get("loss", math.nan) if rows else math.nan
+    text = f"{folder.name}: {end.state}"
+    if end.state != "cancelled" and failure is not None:
+        text += f": {failure.code}: {failure.message}"
+    elif health:
+        text += f", unhealthy: {health[0].message}"
+    elif end.detail:
+        text += f": {end.detail}"
+    message = {
+        "text": text,
+        "run": folder.name,
+        "state": end.state,
+        "detail": end.detail,
+        "failure": failure.as_json() if failure is not None else None,
+        "health": [problem.as_json() for problem in health],
+        "loss": loss if math.isfinite(loss) else None,
+        "iteration": int(rows[-1]["number"]) if rows else None,
+    }
+    return message, end.state == "completed" and not health
+
+
+def _health(folder: Path, rows: list[dict[str, float]]) -> list[HealthProblem]:
+    recipe = _mapping(folder / MANIFEST).get("recipe") or {}
+    limits = HealthLimits.of_recipe(recipe.get("health") or {})
+    series = series_of(rows)
+    return [problem for problem in errors_of(problems_of(series, series, {}, limits)) if problem.code in _CODES]
+
+
+def _batch_output(folder: Path, job: str) -> str:
+    """Return the end of the script's own output: in the run folder, or for an array in the study's folder."""
+    for place in (folder, folder.parent):
+        for file in (place / "logs").glob(f"*-{glob.escape(job)}.out"):
+            return tail(file)
+    return ""
+
+
+def notify(folder: Path, attempt: str, status: int, variable: str, when: str) -> None:
+    end = end_of(folder, attempt, status)
+    if end is None:
+        return
+    message, good = message_about(folder, end)
+    if good and when == "failure":
+        return
+    url = os.environ.get(variable, "")
+    if not ADDRESS.fullmatch(url):
+        why = "does not hold the address of a webhook" if url else "did not reach the job"
+        say(f"no notification was sent: the variable {variable} {why}")
+        return
+    record = record_of(folder, end.attempt)
+    if not claim(record):
+        return  # another job of this run, or somebody who waits, has notified of this end
+    problem = _post_in_time(url, json.dumps(message))
+    if problem:
+        with contextlib.suppress(OSError):
+            record.unlink()
+        say(f"no notification was sent: the webhook {problem}")
+
+
+def _post_in_time(url: str, body: str) -> str:
+    """Post a message, but give up after LONGEST seconds: no timeout of the library limits the look-up of a name."""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(post(url, body)), daemon=True)
+    thread.start()
+    thread.join(LONGEST)
+    return answers[0] if answers else f"did not answer within {LONGEST:.0f} s"
+
+
+def main(words: list[str]) -> None:
+    folder, attempt, status, variable, when = words
+    os.umask(os.umask(0o022) | 0o022)
+    try:
+        notify(Path(folder), Path(attempt).name, int(status), variable, when)
+    except Exception as problem:  # whatever it is, the job has ended as it has
+        say(f"no notification was sent: {type(problem).__name__}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # a thread may still wait for an answer

@@ -1,0 +1,37 @@
+"""Lines of a job's script that notify of the run's end, so that nobody has to wait for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from fp8launch.cli.output import eprint
+from fp8launch.job.job import Job
+from fp8launch.job.script import host_python
+from fp8launch.plugins.notify.notify import load_config
+
+_PROGRAM = '"$code/../plugins/notify/injob/at_end.py"'
+
+
+def notify_at_end(job: Job) -> list[str]:
+    """Return the trap that runs when the script exits or is terminated, if `notify.webhook_variable` is configured.
+
+    The address stays in the variable. Raises UserError for a bad configuration.
+    """
+    config = load_config().notify
+    if config.webhook_variable is None:
+        return []
+    if not os.environ.get(config.webhook_variable):
+        _warn(config.webhook_variable)
+    words = f'"$run_folder" "$attempt" "$ended" {config.webhook_variable} {config.when}'
+    # A local run that is cancelled ends all its processes with SIGTERM.
+    act = f'ended=$?; trap "" TERM; {host_python(job)} {_PROGRAM} {words} || true'
+    return [
+        "# Notify of the run's end (notify.webhook_variable). The exit status stays.",
+        f"trap '{act}' EXIT",
+    ]
+
+
+@functools.cache
+def _warn(variable: str) -> None:
+    eprint(f"warning: the variable {variable} is not set, so the job cannot notify you (notify.webhook_variable)")
