@@ -15,7 +15,7 @@ wheel, which is read and never installed; its hash must be the recorded one, or 
 5. The tests that compare the package with the code run.
 
 `git diff` is the result to review. Exit code 1: something needs a hand (a failed test or rehearsal, a rule's symbol).
-Needs what `make test` installs, for megatron-bridge also its environment (`tools/setup.sh bridge .venv`).
+Needs what `make test` installs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fp8launch.cluster.images import catalogue
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron import versions
-from fp8launch.plugins.bridge import index
+from fp8launch.plugins.bridge import attributes, index
 from fp8launch.plugins.rehearse import software
 from fp8launch.plugins.rehearse.compiled_te import functions_by_name
 from rehearse_pack import of_bridge, whole_recipes
@@ -284,8 +284,7 @@ def compare_names(title: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 def megatron_bridge(version: str, wheel: Path, site: Path, report: Report) -> None:
     """Write index, fields and recorded configurations, and print which recipes changed."""
-    if not BRIDGE_PYTHON.is_file():
-        fail("needs .cache/bridge: run `tools/setup.sh bridge .venv`")
+    install_bridge(version, wheel, report)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "launchers"), "HF_HUB_OFFLINE": "1"}
     replace_in(ROOT / "tools" / "bridge_configuration.py", r"^RELEASE = .*$", f'RELEASE = "{version}"')
     for tool, *options in (
@@ -313,19 +312,30 @@ def megatron_bridge(version: str, wheel: Path, site: Path, report: Report) -> No
         report.say(f"  {len(names)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}\n      {fields_text}")
     lacking = [f"{n}: {', '.join(one.missing_files)}" for n, one in after.items() if one.missing_files]
     report.listed("recipes that read files which the wheel lacks", lacking)
-    for name, file in (("MEGATRON", "attributes.py"), ("TRAINED_RELEASES", "engine.py")):
-        path = ROOT / "launchers/fp8launch/plugins/bridge" / file
-        if f'"{version}"' not in path.read_text(encoding="utf-8"):
-            report.problem(f"add {version} to {name} of {path.relative_to(ROOT)}")
+    if version not in attributes.MEGATRON:
+        core = attributes.megatron_of(version)
+        table = "MEGATRON of launchers/fp8launch/plugins/bridge/attributes.py"
+        text = f"{table} has no {version}: its Megatron-Core is assumed to be {core}"
+        # A patch release keeps the minor release of Megatron-Core.
+        same = versions.minor_of(version) in map(versions.minor_of, attributes.MEGATRON)
+        (report.say if same else report.problem)(text)
+    record_hash("megatron-bridge", version, wheel)
+
+
+def install_bridge(version: str, wheel: Path, report: Report) -> None:
+    """Let .cache/bridge, in which the tests with Bridge's own code run, have this release and what it requires."""
     needs = {}
     for text in metadata(wheel).get_all("Requires-Dist"):
         required = Requirement(text)
         if required.marker is None:
             needs[required.name] = str(required.specifier)
     packages = " ".join(f"'{name}{needs[name]}'" for name in ("transformers", "hydra-core"))
-    replace_in(ROOT / "tools/setup.sh", r"^bridge=.*$", f"bridge={version}")
-    replace_in(ROOT / "tools/setup.sh", r"^beside_bridge=.*$", f"beside_bridge=({packages})")
-    record_hash("megatron-bridge", version, wheel)
+    script = ROOT / "tools" / "setup.sh"
+    replace_in(script, r"^bridge=.*$", f"bridge={version}")
+    replace_in(script, r"^beside_bridge=.*$", f"beside_bridge=({packages})")
+    report.say(f"installing Megatron-Bridge {version} into {BRIDGE_PYTHON.parents[1].relative_to(ROOT)}")
+    if subprocess.run(["bash", script, "bridge", sys.prefix], cwd=ROOT, check=False).returncode:
+        fail("tools/setup.sh bridge failed")
 
 
 def changed_fields(before: Json, after: Json, prefix: str = "") -> list[str]:

@@ -22,9 +22,9 @@ from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.memory import LIMIT, estimate
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.attributes import PARTS, of_recipe, with_settings
-from fp8launch.plugins.bridge.engine import TASKS, TRAINED_RELEASES
+from fp8launch.plugins.bridge.engine import TASKS
 from fp8launch.plugins.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
-from fp8launch.plugins.bridge.index import recipes_of
+from fp8launch.plugins.bridge.index import recipes_of, releases
 from fp8launch.plugins.bridge.published import recipe_of, rows
 from fp8launch.recipe.load import load_recipe
 from fp8launch.submit.rendering import rendered_job
@@ -80,9 +80,9 @@ def test_gb200_nodes_have_four_gpus() -> None:
     assert (recipe.resources.nodes, recipe.resources.gpus_per_node) == (2, 4)
 
 
-@pytest.mark.parametrize("name", sorted(recipes_of(TRAINED_RELEASES[-1]))[::7])
+@pytest.mark.parametrize("name", sorted(recipes_of(releases()[-1]))[::7])
 def test_every_recipe_for_a_gpu_that_is_known_can_be_planned(name: str) -> None:
-    found = recipes_of(TRAINED_RELEASES[-1])[name]
+    found = recipes_of(releases()[-1])[name]
     if found.task not in TASKS:
         assert only(refused(prepare, f"bridge:{name}", exit_code=1)).code == "bridge-task"
         return
@@ -102,7 +102,7 @@ def test_every_recipe_for_a_gpu_that_is_known_can_be_planned(name: str) -> None:
 
 def test_every_pretraining_recipe_of_the_newest_release_renders_or_is_refused_with_a_reason() -> None:
     """Each refusal was compared with the recipe and the source of Megatron-Core 0.19.2 that refuses it."""
-    names = [one.name for one in recipes_of(TRAINED_RELEASES[-1]).values() if one.task == "pretrain"]
+    names = [one.name for one in recipes_of(releases()[-1]).values() if one.task == "pretrain"]
     assert len(names) == 419
     refusals: dict[str, set[str]] = {}
     runs = []
@@ -526,7 +526,7 @@ def test_values_in_hydras_syntax(value: Any, text: str) -> None:
     assert hydra("model.x", value) == f"model.x={text}"
 
 
-@pytest.mark.parametrize("release", TRAINED_RELEASES)
+@pytest.mark.parametrize("release", releases())
 def test_what_the_recipes_set_are_values_that_the_fields_take(release: str) -> None:
     known = fields_of(release)
     for recipe in recipes_of(release).values():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import train_jobs
 
-from fp8launch.plugins.bridge.engine import TRAINED_RELEASES
+from fp8launch.plugins.bridge.index import releases
 from fp8launch.plugins.bridge.injob import absent_packages, bridge, bridge_release
 
 RECIPE = "megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_bf16_config"
@@ -136,7 +136,7 @@ def test_a_file_that_the_wheel_lacks_is_named(
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("release", {each.rpartition(".")[0]: each for each in TRAINED_RELEASES}.values())
+@pytest.mark.parametrize("release", {each.rpartition(".")[0]: each for each in releases()}.values())
 def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path: Path) -> None:
     """.cache/bridge has the newest release (test_with_bridge.py). For 0.5 FP8LAUNCH_BRIDGE_0_5 is the PYTHONPATH
     MEGATRON:TRANSFORMERS:SITE:BRIDGE/src, and so on."""

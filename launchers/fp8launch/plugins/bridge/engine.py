@@ -31,7 +31,7 @@ from fp8launch.plugins.bridge.fields import (
     flat,
     hydra,
 )
-from fp8launch.plugins.bridge.index import BridgeRecipe, find
+from fp8launch.plugins.bridge.index import BridgeRecipe, find, releases
 from fp8launch.plugins.bridge.section import bridge_of
 from fp8launch.plugins.bridge.settings import Setting, settings, size
 from fp8launch.plugins.bridge.spelling import spelled
@@ -39,9 +39,9 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.untyped import as_int, as_mapping
 
-# Releases and tasks whose recipes the in-job program can start. Up to 0.5, recipes are in scripts/performance.
-TRAINED_RELEASES = ("0.4.0", "0.5.0", "0.6.0", "0.6.2")
+# Releases whose recipes are in scripts/performance instead of the package.
 _OF_SCRIPTS = ("0.4.0", "0.5.0")
+# Tasks whose recipes the in-job program can start.
 TASKS = ("pretrain",)
 # Sections of Megatron-LM's command line, and what replaces them in a recipe for Bridge.
 _NOT_HERE = {
@@ -237,7 +237,7 @@ class Bridge(Engine):
 
 def _fields(*sections: str) -> Iterator[str]:
     """Return the fields of these sections in the newest release."""
-    known = fields_of(TRAINED_RELEASES[-1])
+    known = fields_of(releases()[-1])
     for section in sections:
         for name in known[section]:
             yield f"{section}.{name}"
