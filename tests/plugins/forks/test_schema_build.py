@@ -149,6 +149,8 @@ def test_check_knows_the_fork(fork: Path, tmp_path: Path, capsys: pytest.Capture
     own = found("fork-flags")
     for message in ("--beta3 needs a number, not 'fast'", "--kind has no choice 'soft'", "mine has no flag --betta3"):
         assert message in own
+    fixes = findings(tmp_path, capsys, "megatron_extra: {beta3: fast}\n", key="fix")("fork-flags")
+    assert sum(fix.startswith("correct the value, or build the schema again") for fix in fixes) == 1
 
 
 def test_a_fork_that_was_not_built_is_not_checked(
@@ -181,13 +183,15 @@ def test_no_megatron_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "[no-megatron-parser]" in capsys.readouterr().err
 
 
-def findings(folder: Path, capsys: pytest.CaptureFixture[str], more: str) -> Callable[[str], list[str]]:
+def findings(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: str, key: str = "message"
+) -> Callable[[str], list[str]]:
     file = folder / "recipe.yaml"
     file.write_text(RECIPE + more)
     cli.run(["check", str(file), "--json"])
     problems = json.loads(capsys.readouterr().out)["problems"]
 
     def of_code(code: str) -> list[str]:
-        return [problem["message"] for problem in problems if problem["code"] == code]
+        return [problem[key] for problem in problems if problem["code"] == code]
 
     return of_code

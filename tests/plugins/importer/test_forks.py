@@ -294,7 +294,7 @@ def test_a_fork_by_its_checkout_or_schema(
     # A flag that the fork lacks as well is still reported, by its name.
     job.write_text(f"torchrun pretrain_gpt.py --bf16 --neither 1 {SHAPE}")
     assert cli.run(["import", str(job), "--megatron", "my-fork"]) == 0
-    assert "my-fork, Megatron-Core 0.18 has no flag --neither" in capsys.readouterr().err
+    assert "fork my-fork of Megatron-Core 0.18 has no flag --neither" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["0.16", "0.19+none", "../x", "./none", "", "a b", "0.19+../x"])

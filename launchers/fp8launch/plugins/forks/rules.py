@@ -35,10 +35,12 @@ def fork_flags(run: ResolvedRun) -> Iterator[Finding]:
         if flag is not None and flag.nargs is None and isinstance(value, list) and len(value) == 1:
             value = value[0]
         for problem in check_values({name: value}, fork.schema):
-            message = problem.message.partition("; ")[0].replace("Megatron-Core", f"{fork.name}, Megatron-Core")
+            message = problem.message.partition("; ")[0].replace("Megatron-Core", f"fork {fork.name} of Megatron-Core")
+            remedy = "correct the value"
             if problem.code == "flag-unknown":
                 message = f"{fork.name} has no flag {option_of(name)}"
-            fix = problem.fix or f"remove it, or build the schema again if {fork.source} has changed"
+                remedy = "remove it"
+            fix = problem.fix or f"{remedy}, or build the schema again if {fork.source} has changed"
             yield Finding(message, where, fix)
 
 

@@ -120,7 +120,7 @@ def _extra_flags(
     flags = fork.schema if fork else None
     known, unknown = split_unknown(argv, schema, fork=flags)
     known, with_fork_value = split_fork_values(known, schema, flags)
-    owner = f"{fork.name}, Megatron-Core" if fork else "Megatron-Core"
+    owner = f"fork {fork.name} of Megatron-Core" if fork else "Megatron-Core"
     extra: dict[str, FlagValue] = {}
     problems: list[Problem] = []
     plain: list[str] = []
