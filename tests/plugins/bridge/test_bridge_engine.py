@@ -69,7 +69,7 @@ def test_a_name_is_a_recipe() -> None:
     assert argv(one)[:3] == [
         "--recipe=megatron.bridge.perf_recipes.llama.h100.llama3:llama3_8b_pretrain_8gpu_h100_fp8cs_config",
         "--step=megatron.bridge.training.gpt_step:forward_step",
-        "--release=0.6.2",
+        f"--release={releases()[-1]}",
     ]
     # Recipes save into their own folder unless configured otherwise.
     assert argv(one)[3:] == ["checkpoint.save=null"]
@@ -225,7 +225,7 @@ def test_bridges_own_runner_has_a_default_for_bf16() -> None:
     ("recipe", "sets", "code", "words"),
     [
         ("bridge:llama3_8b_pretrain_8gpu_h100_fp8c_config", [], "unknown-bridge-recipe", "fp8cs_config"),
-        (LLAMA, ["bridge.release=0.9.0"], "unknown-bridge-release", "0.4.0, 0.5.0, 0.6.0, 0.6.2"),
+        (LLAMA, ["bridge.release=0.9.0"], "unknown-bridge-release", ", ".join(releases())),
         (LLAMA, ["train.train_itres=5"], "unknown-bridge-field", "did you mean 'train.train_iters'?"),
         (LLAMA, ["bridge.overrides.dpp.bucket_size=5"], "unknown-bridge-field", "did you mean 'ddp'?"),
         (OLDER, ["model.num_layer=5"], "unknown-bridge-field", "did you mean 'model.num_layers'?"),

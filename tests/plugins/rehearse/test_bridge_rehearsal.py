@@ -21,7 +21,7 @@ from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.flag_problems import check_values
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.fields import fields_of
-from fp8launch.plugins.bridge.index import recipes_of
+from fp8launch.plugins.bridge.index import recipes_of, releases
 from fp8launch.plugins.bridge.injob import bridge_release
 from fp8launch.plugins.rehearse.layer import LAYER, plan_of, with_rehearsal
 from fp8launch.plugins.rehearse.shrink import shrink
@@ -31,7 +31,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch
 LLAMA = "bridge:llama3_8b_pretrain_8gpu_h100_fp8cs_config"
 QWEN = "bridge:qwen3_30b_a3b_pretrain_64gpu_h100_bf16_config"
 RECIPES = sorted(
-    name for name, each in recipes_of("0.6.2").items() if each.task == "pretrain" and each.gpu in GPUS
+    name for name, each in recipes_of(releases()[-1]).items() if each.task == "pretrain" and each.gpu in GPUS
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_every_setting_of_a_recipe_is_a_flag_or_a_field_of_megatrons(name: str) 
         return
     schema = load_schema(found.args.version)
     assert check_values(found.args.values, schema) == []
-    known = fields_of("0.6.2")
+    known = fields_of(releases()[-1])
     fields = {*schema.config_only, *known["model"], *known["ddp"], *known["optimizer"]}
     assert found.config.keys() - fields == set()
     # The sizes and the layout go through as they are.
