@@ -74,7 +74,7 @@ def test_the_demo_trains_and_reports(shell_env: dict[str, str]) -> None:
     first, last = map(float, re.search(r"loss ([\d.]+) to ([\d.]+)", said).groups())  # type: ignore[union-attr]
     assert last < first - 1.5
     assert done.stdout.count("The checkpoint") >= 2  # the prompt, and the text that continues it
-    assert re.search(r"tokens/s/GPU +[\d,.]+", said)
+    assert re.search(r"tokens/s/process +[\d,.]+", said)
 
 
 def test_the_demos_set_up_installs_what_its_commands_import() -> None:
