@@ -104,7 +104,6 @@ def test_fp8_weights_silence_the_warning_about_parameter_gather() -> None:
         "fp8launch-probe: []",
         "fp8launch-other: {}",
         "fp8launch: the FP8 probe failed, training continues",
-        'x fp8launch-probe: {"v":1}',
         "",
     ],
 )
@@ -112,8 +111,8 @@ def test_a_torn_or_foreign_line_is_no_evidence(line: str) -> None:
     assert parse_evidence(line) is None
 
 
-@pytest.mark.parametrize("prefix", ["", "3: ", "[rank3]: ", "[default3]:"])
-def test_a_launcher_prefix_and_a_tail_of_another_rank_do_no_harm(prefix: str) -> None:
+@pytest.mark.parametrize("prefix", ["", "3: ", "[rank3]: ", "[default3]:", "> building "])
+def test_a_launcher_prefix_and_words_of_another_rank_do_no_harm(prefix: str) -> None:
     found = parse_evidence(prefix + 'fp8launch-probe: {"v":1}iteration 1/ 3')
     assert found is not None
     assert found.data == {"v": 1}
