@@ -33,7 +33,7 @@ HEAD_LIMIT = 1 << 26
 _DUMP_END = b"- end of arguments -"
 _HEAD_NEEDLES = (b"using world size", b" version .", b"number of parameters on", b"padded vocab")
 _WORLD = re.compile(r"using world size:\s{0,20}(\d{1,9})\b")
-_VERSION = re.compile(r"> (PyTorch|Megatron-Core|Transformer Engine) version \.{1,80} (\S{1,80})")
+_VERSION = re.compile(r"> (PyTorch|Megatron-Core|Megatron-Bridge|Transformer Engine) version \.{1,80} (\S{1,80})")
 _PARAMETERS = re.compile(r"number of parameters on .{0,80}rank \(([\d, ]{1,80})\):\s{0,20}(\d{1,18})\b")
 # An argument that Megatron-Core 0.16 introduced, along with the line of a process's first iteration.
 _SINCE_FIRST_LINE = "dataloader_fast_cache_load"

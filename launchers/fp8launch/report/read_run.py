@@ -280,6 +280,9 @@ def _run_report(
     if precision:
         facts["precision"] = precision
     facts |= more or {}
+    for program, release in report.setup.versions.items():
+        if str(facts.get("script")).startswith(f"{program} "):
+            facts["script"] = f"{program} {release}"  # not the requested one
     shown = {fact: _without_secret(fact, value) for fact, value in _in_effect(facts).items()}
     return replace(report, name=name, facts=shown, **rest)
 

@@ -70,7 +70,7 @@ def _arguments(text: str) -> dict[str, str]:
 
 
 def check_bridge(release: str) -> None:
-    """Stop where Bridge is not installed; warn where it is another minor release than the recipe's."""
+    """Print Bridge's release. Stop where it is not installed; warn if it is another minor release than the recipe's."""
     found = bridge_release.installed()
     if found is None:
         worker.stop(
@@ -78,7 +78,11 @@ def check_bridge(release: str) -> None:
             f"Megatron-Bridge is not installed for {sys.executable}; run in an image of NeMo, or set PYTHONPATH",
         )
     there = found[1] or "of an unknown release"
-    if release and there.split(".")[:2] != release.split(".")[:2] and os.environ["RANK"] == "0":
+    if os.environ["RANK"] != "0":
+        return
+    if found[1]:
+        print(f" > Megatron-Bridge version ... {there}", flush=True)  # as Megatron prints its own, for reports
+    if release and there.split(".")[:2] != release.split(".")[:2]:
         print(f"fp8launch: warning: the recipe is of Megatron-Bridge {release}, this is {there}", file=sys.stderr)
 
 
