@@ -55,6 +55,14 @@ def test_help_fits_one_screen(fp8launch: Callable[..., Done], verb: str) -> None
     assert max(map(len, lines)) <= 110
 
 
+@pytest.mark.parametrize("verb", commands())
+def test_help_fits_a_narrow_screen(fp8launch: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = fp8launch(verb, "--help").stdout.splitlines()
+    assert len(lines) <= 46
+    assert max(map(len, lines)) <= 80
+
+
 def test_help_imports_nothing_heavy(home: Path) -> None:
     code = (
         "import sys; from fp8launch.cli import run; run(['--help'])\n"

@@ -29,21 +29,16 @@ _slurm_options = (
     click.option("--partition", metavar="NAME", help="Slurm partition of this submission."),
     click.option("--account", metavar="NAME", help="Slurm account of this submission."),
     click.option("--qos", metavar="NAME", help="Slurm QOS of this submission."),
-    click.option("--time", metavar="LIMIT", help="Time limit in one of Slurm's formats (resources.time)."),
+    click.option("--time", metavar="LIMIT", help="Time limit (resources.time), as in Slurm."),
     click.option("--nodelist", metavar="NODES", help="Nodes that the job must include."),
-    click.option("--exclude", metavar="NODES", help="Nodes that the job must not use, in addition to the profile's."),
+    click.option("--exclude", metavar="NODES", help="Nodes to avoid in addition to the profile's."),
     click.option("--reservation", metavar="NAME", help="Slurm reservation of this submission."),
     click.option("--nice", type=click.IntRange(-2147483645, 2147483645), metavar="N", help="Lower the priority by N."),
     click.option("--slurm", "extra", multiple=True, metavar="KEY=VALUE", help="Any other sbatch option; repeatable."),
 )
 destination_options = (
     cluster_option,
-    click.option(
-        "--backend",
-        "backend_name",
-        type=BackendName(),
-        help="Scheduler (default: sbatch on a Slurm cluster, else local).",
-    ),
+    click.option("--backend", "backend_name", type=BackendName(), help="Scheduler (default: automatic)."),
     *_slurm_options,
-    click.option("--run-root", "root", help="Folder for run folders, on a file system shared by all nodes."),
+    click.option("--run-root", "root", help="Folder for runs, shared by all nodes."),
 )

@@ -55,9 +55,7 @@ TABLE_ROWS = 40
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN...", shell_complete=complete.recipes)
 @with_options(set_option)
 @click.option("--gpu", type=click.Choice(tuple(GPUS)), metavar="GPU", help="GPU model instead of the recipe's.")
-@click.option(
-    "--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the global batch with them."
-)
+@click.option("--nodes", default="", metavar="N[,N...]", help="Node counts; weak scaling grows the batch.")
 @click.option(
     "--sweep",
     "axes",
@@ -67,14 +65,10 @@ TABLE_ROWS = 40
     help="Submit one run per value; repeatable.",
 )
 @click.option("--over", "axes_over", multiple=True, hidden=True)
-@click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Number of runs per point (default: 1).")
-@click.option("--seeds", metavar="N[,N...]", help="Run each point once per seed; `compare` aggregates over the seeds.")
-@click.option(
-    "--vary-seed",
-    is_flag=True,
-    help="With --repeat N: give each repeat its own seed.",
-)
-@click.option("--study", "study", metavar="NAME", help="Name of the study (default: from the recipe and the points).")
+@click.option("--repeat", type=click.IntRange(1, 1000), metavar="N", default=1, help="Runs per point (default: 1).")
+@click.option("--seeds", metavar="N[,N...]", help="One run per seed; `compare` averages them.")
+@click.option("--vary-seed", is_flag=True, help="With --repeat N: one seed per repeat.")
+@click.option("--study", "study", metavar="NAME", help="Name of the study (default: automatic).")
 @click.option(
     "--attempts",
     type=click.IntRange(1, 1000),
@@ -84,10 +78,10 @@ TABLE_ROWS = 40
 @click.option("--retry-failed", is_flag=True, help="Also resubmit points whose run failed.")
 @click.option("--skip-bad", is_flag=True, help="Skip points that fail the check.")
 @with_options(*layer_options("submit"))
-@click.option("--max-running", type=click.IntRange(min=1), help="Number of array tasks that may run at the same time.")
+@click.option("--max-running", type=click.IntRange(min=1), metavar="N", help="Array tasks at a time.")
 @with_options(*destination_options)
-@click.option("--dry-run", is_flag=True, help="Check, and print the script or the points; submit nothing.")
-@click.option("--wait", is_flag=True, help="Follow the runs to their end; exit code 1 if one fails.")
+@click.option("--dry-run", is_flag=True, help="Check and print only; submit nothing.")
+@click.option("--wait", is_flag=True, help="Follow to the end; exit code 1 on failure.")
 @click.option("--yes", is_flag=True, help="Submit without asking for confirmation.")
 @json_option
 def submit(
@@ -120,7 +114,7 @@ def submit(
     fp8launch submit llama8b_fp8 --dry-run
     fp8launch submit tiny_cpu --sweep train.lr=1e-3,1e-2 --repeat 2
 
-    Repeat the command to submit only those runs of a study that are still missing.
+    Repeat the command to submit what is missing of a study.
     """
     layers = {option: more.pop(option) for option in extra_layers()}
     slurm = more

@@ -122,7 +122,7 @@ PROVE = ExtraLayer(
     name=NAME,
     doing="proving layouts",
     check_help="Also compare a small model in the recipe's layout with one rank (see `prove`).",
-    submit_help="Compare the layout with one rank on a small model first.",
+    submit_help="Compare the layout with one rank first.",
     run=_prove,
     verdict=_verdict,
 )
@@ -130,7 +130,7 @@ REQUIRE = ExtraLayer(
     name=REQUIRED,
     doing="looking up proofs",
     check_help="Refuse a recipe unless `prove` has passed for its structure.",
-    submit_help="Refuse recipes whose structure `prove` has not passed.",
+    submit_help="Refuse what `prove` has not passed.",
     run=_require,
     profile_field="require_proof",
     wanted=_wanted,

@@ -50,27 +50,22 @@ from fp8launch.submit.submission import now
 @click.command()
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE|RUN...", shell_complete=complete.recipes)
 @with_options(set_option)
-@click.option("--knobs", "wanted", metavar="A,B", help="Knobs to try (default: all; --dry-run lists them).")
+@click.option("--knobs", "wanted", metavar="A,B", help="Knobs to try (--dry-run lists them).")
 @click.option("--numerics", type=click.Choice(["keep", "allow"]), default="keep", show_default=True,
-              help="Whether to try changes to what is computed, such as another FP8 scaling.")  # fmt: skip
+              help="Allow another FP8 scaling and the like.")  # fmt: skip
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="GPU-HOURS",
-              help="GPU-hours that all trials of this search may use.")  # fmt: skip
+              help="GPU-hours for all trials.")  # fmt: skip
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), metavar="M",
-              help="Minutes that this command may take.")  # fmt: skip
+              help="Minutes for this command.")  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), metavar="K",
               help=f"Trials that this search may run (default: {TRIALS} without --budget and --minutes).")  # fmt: skip
-@click.option("--iterations", type=click.IntRange(min=8), help="Iterations per trial (default: 10 or 12).")
-@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences per step in trials (default: automatic).")
+@click.option("--iterations", type=click.IntRange(min=8), metavar="N", help="Iterations of a trial (10 or 12).")
+@click.option("--global-batch", type=click.IntRange(min=1), metavar="N", help="Sequences per step of a trial.")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the best settings as a recipe.")
-@click.option(
-    "--picture",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the plot of the search to this .png, .svg or .pdf file.",
-)
-@click.option("--study", "study", metavar="NAME", help="Name of the study (default: from recipe and knobs).")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Plot the search (.png, .svg, .pdf).")
+@click.option("--study", "study", metavar="NAME", help="Name of the study (default: automatic).")
 @with_options(*destination_options)
-@click.option("--dry-run", is_flag=True, help="Show the changes that would be tried and their cost, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the changes and their cost, and stop.")
 @click.option("--yes", is_flag=True, help="Begin without asking for confirmation.")
 @json_option
 def tune(
