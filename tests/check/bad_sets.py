@@ -633,6 +633,20 @@ RUNNING = {
         },
         "mtp-tied-save",
     ),
+    "a stage without experts, whose optimizer cannot be loaded": Set(
+        {
+            **MOE,
+            "moe_layer_freq": "([0]*24+[1]*24)",
+            "pipeline_model_parallel_size": 2,
+            "expert_model_parallel_size": 4,
+            "use_distributed_optimizer": None,
+            "overlap_param_gather": None,
+            "fp8_param_gather": None,
+            "save": "/checkpoints",
+            "save_interval": 100,
+        },
+        "dense-stage-resume",
+    ),
     "FSDP that averages in its collectives": Set(
         {**FSDP, "ddp_average_in_collective": True}, "fsdp-average", env=OPEN
     ),
