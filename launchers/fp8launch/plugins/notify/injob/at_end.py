@@ -23,6 +23,7 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
 from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt
 from fp8launch.injob.supervisor.health_rules import HealthLimits, HealthProblem, errors_of, problems_of
@@ -37,6 +38,7 @@ from fp8launch.plugins.notify.injob.webhook import ADDRESS, post
 LONGEST = 20.0
 # The status of a shell that SIGTERM ended. In its EXIT trap, bash shows the status of the last command instead: 0.
 _TERMINATED = (0, 143)
+_LARGEST_JSON = 16 << 20
 # Rules that need to know nothing about the run but its log.
 _CODES = ("nan", "zero-grad-norm")
 
@@ -83,7 +85,7 @@ def _end_of_supervised(folder: Path, attempt: str, status: int) -> End | None:
 
 def _mapping(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(read_regular(file, _LARGEST_JSON).decode())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
