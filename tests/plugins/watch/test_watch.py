@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support import log_bytes, sitting
+from support import log_bytes, sitting, wait_for
 
+from fp8launch.cli import run
+from fp8launch.injob.supervisor.checkpoints import latest
 from fp8launch.plugins.watch.view import Row, View, chosen_lines, render, sparkline
 from fp8launch.report.progress import progress_of
 from fp8launch.rundir.attempts import Attempts
@@ -216,6 +218,30 @@ def test_actions_and_removed_runs_on_a_terminal(screen: Any) -> None:
     until("no runs yet")
     until("", "q")
     assert process.wait(120) == 0
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("screen", [()], indirect=True)
+def test_a_run_is_cancelled_and_resumed_by_key(screen: Any) -> None:
+    until, process, _ = screen
+    sets = ["checkpoint.dir=checkpoints", "checkpoint.interval=20", "train.iterations=2000"]
+    words = [word for setting in sets for word in ("--set", setting)]
+    assert run(["submit", "tiny_cpu", "--backend", "local", "--yes", *words]) == 0
+    (folder,) = default_root().iterdir()
+    try:
+        wait_for(lambda: latest(folder / "checkpoints") >= 20, 120)
+        until("running")
+        until(f"cancel {folder.name}? y/n", "C")
+        until(f"cancelled {folder.name}", "y")
+        reached = latest(folder / "checkpoints")
+        until(f"resume {folder.name}? y/n", "R")
+        until(f"{folder.name} continues from iteration {reached}", "y")
+        until("running")
+        until("", "q")
+        assert process.wait(120) == 0
+        wait_for(lambda: latest(folder / "checkpoints") > reached, 120)
+    finally:
+        run(["cancel", folder.name])
 
 
 def test_without_a_terminal_it_says_what_to_use(home: Path) -> None:
