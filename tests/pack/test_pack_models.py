@@ -9,6 +9,7 @@ import pytest
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.model_arithmetic import why_not_counted
 from fp8launch.megatron.parameters import parameters
+from fp8launch.resources import pack_folder
 
 
 def run_of(model: str, folder: Path, *overrides: str) -> Prepared:
@@ -56,6 +57,15 @@ def test_parameters_are_those_of_the_published_model(model: str, total: int, bil
     assert counted is not None
     assert counted.total == total
     assert round(counted.total / 1e9) == billions
+
+
+@pytest.mark.parametrize("model", ["glm4_5", "glm4_5_air", "llama4_scout", "llama4_maverick"])
+def test_the_first_line_of_a_model_states_its_parameters(model: str, tmp_path: Path) -> None:
+    one = run_of(model, tmp_path)
+    counted = parameters(one.args.attributes, one.layout.world)
+    assert counted is not None
+    text = (pack_folder("recipes") / "models" / f"{model}.yaml").read_text()
+    assert f"{counted.total:,}".replace(",", " ") in text.splitlines()[0]
 
 
 @pytest.mark.parametrize("model", ["qwen3_next_80b_a3b", "deepseek_v3_2"])
