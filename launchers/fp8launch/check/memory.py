@@ -30,9 +30,7 @@ def problems(run: ResolvedRun) -> Iterator[Problem]:
     if found.least > DOUBT * capacity:
         yield _problem(run, found, capacity, "does-not-fit", "will not fit")
     elif not found.fits(run.gpu):
-        verdict = "may not fit"
-        if found.total > capacity:
-            verdict = "will probably not fit"
+        verdict = "will probably not fit" if found.total > capacity else "may not fit"
         yield _problem(run, found, capacity, "tight-memory", verdict)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import click
 
 from fp8launch.check.checker import check
@@ -115,7 +117,8 @@ def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
         if counted.multiplied != counted.active:
             rows.append(("without the embedding", f"{counted.multiplied:,}", _billions(counted.multiplied)))
     if len(counted.per_stage) > 1 or counted.per_stage[0] != counted.total:
-        for count, ranks in _runs(counted.per_stage):
+        for count, stages in itertools.groupby(enumerate(counted.per_stage), key=lambda stage: stage[1]):
+            ranks = [rank for rank, _ in stages]
             where = "on a GPU"
             if len(ranks) > 1:
                 where = f"on a GPU of stages {ranks[0]} to {ranks[-1]}"
@@ -124,17 +127,6 @@ def _show_parameters(run: ResolvedRun, counted: Parameters) -> None:
             rows.append((where, f"{count:,}", _billions(count)))
     show_table(("parameters", "(count)", "(10^9)"), rows)
     echo()
-
-
-def _runs(counts: tuple[int, ...]) -> list[tuple[int, list[int]]]:
-    """Group consecutive pipeline stages with the same number of parameters."""
-    found: list[tuple[int, list[int]]] = []
-    for rank, count in enumerate(counts):
-        if found and found[-1][0] == count:
-            found[-1][1].append(rank)
-        else:
-            found.append((count, [rank]))
-    return found
 
 
 def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_sites import megatron_site
 
 from fp8launch.check.checker import CheckResult, check, check_all
 from fp8launch.cluster.profile import Cluster
@@ -182,3 +184,30 @@ def test_mamba_groups_that_context_parallelism_cannot_share_are_refused() -> Non
     groups = "240 Mamba heads in 6 groups cannot be divided over TP 2 and CP 4"
     assert set(messages(6)) == {groups, projection.format(17016)}
     assert messages(4) == [projection.format(16504)]
+
+
+@needs_torch
+@pytest.mark.train
+@pytest.mark.parametrize(
+    ("minor", "model", "kernels"),
+    [
+        ("0.17", "qwen3_next_80b_a3b", "flash-linear-attention's kernels"),
+        ("0.18", "qwen3_next_80b_a3b", "flash-linear-attention's kernels"),
+        ("0.18", "deepseek_v3_2", "the Hadamard transform"),
+    ],
+)
+def test_older_releases_build_the_attention_that_a_recipe_names(
+    minor: str, model: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp8launch's own model for 0.17 and 0.18 had ordinary attention instead, without an error for delta nets."""
+    monkeypatch.setenv("FP8LAUNCH_MEGATRON", str(megatron_site(minor)))
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        f"extends: [models/{model}, parts/pretrain, parts/benchmark, parts/distributed_optimizer, precision/bf16, "
+        "hardware/h100, moe/alltoall]\n"
+        f"name: run\nbatch: {{micro: 1, global: 64, sequence: 4096}}\nresources: {{nodes: 8}}\n"
+        f"parallel: {{ep: 64}}\nsoftware: {{megatron: '{minor}'}}\n"
+    )
+    result = rehearsed(str(recipe))
+    assert result.ok and result.layers[LAYER] == "ran", (result.problems, result.layers)
+    assert kernels in result.extra["rehearsal"].not_rehearsed

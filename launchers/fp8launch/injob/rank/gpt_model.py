@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
     get_gpt_decoder_layer_specs,
@@ -42,6 +43,11 @@ def build(
         "qk_l2_norm": args.qk_l2_norm,
         "vp_stage": vp_stage,
     }
+    if config.experimental_attention_variant is None:
+        block_spec = get_gpt_decoder_block_spec(config, **spec_options)
+    else:
+        # The other function ignores the variant, and would build ordinary attention without a word.
+        block_spec = variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage)
     mtp_spec = None
     if args.mtp_num_layers:
         # A multi-token-prediction layer has the spec of the model's last layer, whatever stage that layer is on.
@@ -49,7 +55,7 @@ def build(
         mtp_spec = get_gpt_mtp_block_spec(config, last_layer, spec_options["use_transformer_engine"], vp_stage=vp_stage)
     return GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_decoder_block_spec(config, **spec_options),
+        transformer_layer_spec=block_spec,
         mtp_block_spec=mtp_spec,
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,

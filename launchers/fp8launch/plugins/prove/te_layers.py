@@ -154,7 +154,6 @@ def _attend_in_other_ways() -> None:
     """
     specs: Any = importlib.import_module("megatron.core.models.gpt.experimental_attention_variant_module_specs")
     layers: Any = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
-    build: Any = importlib.import_module("fp8launch.injob.rank.gpt_model")
     rule = None
     for module in _modules_of_delta_net():
         rule = getattr(module, "torch_chunk_gated_delta_rule", rule)
@@ -167,7 +166,7 @@ def _attend_in_other_ways() -> None:
         with suppress(ImportError):  # absorbed_mla: since 0.19
             importlib.import_module(name).TELinear = DuplicatedLinear  # type: ignore[attr-defined]
     specs._get_backend_spec_provider = _own_layers
-    delta_net_spec, block_spec = specs.get_gated_delta_net_module_spec, build.get_gpt_decoder_block_spec
+    delta_net_spec = specs.get_gated_delta_net_module_spec
     sparse_spec = specs.get_dsa_module_spec_for_backend
 
     def delta_net_of_own_layers(config: Any, backend: Any = None) -> Any:
@@ -190,11 +189,6 @@ def _attend_in_other_ways() -> None:
         spec.metainfo["fuse_input_layernorm"] = False
         return spec
 
-    def block_of_variant(config: Any, *arguments: Any, vp_stage: int | None = None, **named: Any) -> Any:
-        if config.experimental_attention_variant is None:
-            return block_spec(config, *arguments, vp_stage=vp_stage, **named)
-        return specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage)
-
     specs.get_gated_delta_net_module_spec = delta_net_of_own_layers
     specs.get_dsa_module_spec_for_backend = sparse_attention_of_own_layers
     variant_spec = specs.get_experimental_attention_variant_module_spec
@@ -206,7 +200,6 @@ def _attend_in_other_ways() -> None:
 
     specs.get_experimental_attention_variant_module_spec = spec_of_variant
     specs._get_self_attention_module_spec = attention_of_own_layers
-    build.get_gpt_decoder_block_spec = block_of_variant
     with suppress(ImportError):  # since 0.19
         _predict_with_linear_attention(importlib.import_module("megatron.training.models.gpt"), layers)
 
