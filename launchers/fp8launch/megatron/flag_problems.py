@@ -22,6 +22,9 @@ from fp8launch.megatron.arguments import (
 from fp8launch.megatron.schema import Flag, FlagSchema, normalize, other_names, supported_versions, versions_with
 from fp8launch.wording import joined
 
+# A name of other programs that resembles the wrong choice.
+_MEANT = {"ByteTokenizer": "NullTokenizer, and model.vocab_size: 257 for data built with `--tokenizer bytes`"}
+
 # Finding the nearest name takes milliseconds, and nobody reads more messages of this kind.
 MOST_UNKNOWN = 50
 
@@ -102,7 +105,7 @@ def _item_refusals(flag: Flag, item: Scalar | list[Scalar]) -> Iterator[tuple[st
             convert(flag, text_of(flag, item))
         except InvalidValue as refusal:
             fix = None
-            if guess := nearest(str(item), map(str, flag.choices or ())):
+            if guess := _MEANT.get(str(item)) or nearest(str(item), map(str, flag.choices or ())):
                 fix = f"write {guess}"
             yield str(refusal), fix
 

@@ -11,6 +11,7 @@ from dataset_support import as_bytes, build, data, make_texts, read, write_jsonl
 
 from fp8launch.check import files
 from fp8launch.cluster.profile import Cluster
+from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
 
 
@@ -104,6 +105,27 @@ def test_blend_weights_and_epochs(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("extends: [tiny_cpu]\n" + data(*words).stdout)
     loaded = prepare(str(tmp_path / "recipe.yaml"))
     assert loaded.args.values["data_path"] == ["0.8", str(tmp_path / "large"), "0.2", str(tmp_path / "small")]
+
+
+def test_blend_prints_the_tokenizer_that_the_data_was_built_with(made: Path, tmp_path: Path, bpe: Path) -> None:
+    for name in ("a", "b"):
+        build(tmp_path / "a.jsonl", "--tokenizer", "bytes", "--out", tmp_path / name)
+    (tmp_path / "recipe.yaml").write_text(
+        "extends: [tiny_cpu]\n" + data("blend", tmp_path / "a", tmp_path / "b").stdout
+    )
+    values = prepare(str(tmp_path / "recipe.yaml")).args.values
+    assert (values["tokenizer_type"], values["vocab_size"]) == ("NullTokenizer", 257)
+    (tmp_path / "recipe.yaml").write_text("extends: [tiny_cpu]\n" + data("blend", made).stdout)
+    values = prepare(str(tmp_path / "recipe.yaml")).args.values
+    assert (values["tokenizer_type"], values["tokenizer_model"]) == ("HuggingFaceTokenizer", str(bpe))
+    assert "tokenizer" not in data("blend", made, tmp_path / "a").stdout
+
+
+def test_a_byte_tokenizer_is_called_otherwise(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        _problems(tmp_path, made, tokenizer={"type": "ByteTokenizer"})
+    (problem,) = refused.value.problems
+    assert problem.fix is not None and problem.fix.startswith("write NullTokenizer, and model.vocab_size: 257")
 
 
 def _problems(tmp_path: Path, prefix: Path, settings: str = "", **more: object) -> dict[str, str]:

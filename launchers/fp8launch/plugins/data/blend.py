@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fp8launch.datasets.manifest import Manifest
+from fp8launch.plugins.data.tokenizer import MEGATRON_TYPES
+
 
 @dataclass(frozen=True)
 class Share:
@@ -40,10 +43,32 @@ def shares_of(
     return found
 
 
-def recipe_lines(shares: Sequence[Share]) -> str:
-    """Return the `data:` lines of a recipe."""
+def recipe_lines(shares: Sequence[Share], manifests: Sequence[Manifest | None]) -> str:
+    """Return the `data:` lines of a recipe, with the tokenizer if all datasets were built with the same one."""
     pairs = ",\n".join(f"    {share.weight:.6g}, {_quoted(share.prefix)}" for share in shares)
-    return f"data:\n  kind: indexed\n  blend: [\n{pairs}]"
+    return "\n".join(["data:", "  kind: indexed", f"  blend: [\n{pairs}]", *_tokenizer_lines(manifests)])
+
+
+def _tokenizer_lines(manifests: Sequence[Manifest | None]) -> list[str]:
+    found = {_type_and_model(manifest) for manifest in manifests}
+    type_and_model = found.pop()
+    if found or type_and_model is None:
+        return []
+    name, model = type_and_model
+    if model is not None:
+        return [f"  tokenizer: {{type: {name}, model: {_quoted(model)}}}"]
+    words = max(manifest.vocab_limit for manifest in manifests if manifest is not None)
+    return [f"  tokenizer: {{type: {name}}}", f"model: {{vocab_size: {words}}}"]
+
+
+def _type_and_model(manifest: Manifest | None) -> tuple[str, str | None] | None:
+    """Return Megatron's type and file of a dataset's tokenizer; None if the manifest does not say enough."""
+    if manifest is None or manifest.tokenizer is None:
+        return None
+    name, model = MEGATRON_TYPES.get(manifest.tokenizer.kind), manifest.raw["tokenizer"].get("megatron_model")
+    if name == "NullTokenizer":
+        return name, None
+    return (name, model) if name is not None and isinstance(model, str) else None
 
 
 def _quoted(text: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
+from fp8launch.datasets.manifest import Manifest, read_manifest
 from fp8launch.diagnostics import error
 from fp8launch.plugins.data.blend import Share, recipe_lines, shares_of
 from fp8launch.plugins.data.lengths import open_index, prefix_of
@@ -84,4 +86,12 @@ def _show(shares: list[Share], asked: int | None) -> None:
     show_table(columns, rows, err=True)
     if asked is not None:
         eprint(f"a run of {asked:,} tokens")
-    echo(recipe_lines(shares))
+    echo(recipe_lines(shares, [_manifest(Path(share.prefix)) for share in shares]))
+
+
+def _manifest(prefix: Path) -> Manifest | None:
+    """Return the manifest of a dataset; None if there is none or it cannot be read, which `check` reports."""
+    try:
+        return read_manifest(prefix)
+    except (OSError, ValueError):
+        return None
