@@ -49,10 +49,29 @@ def test_the_interval_of_a_loss_ends_at_zero(study: Comparison) -> None:
 
 
 def test_few_seeds_and_untested_speeds_are_named(study: Comparison) -> None:
-    assert conclusion(study).startswith("No difference in loss can be shown between lr 0.01 and lr 0.03")
-    assert "95 % interval over 2 seeds each" in conclusion(study)
+    assert conclusion(study).startswith("Lowest loss at the end: lr 0.01 with 0.0070 ± 0.0028, next lr 0.03 ")
+    assert "; 2 seeds each cannot separate lr 0.01 from lr 0.03 (lr 0.03 minus lr 0.01: -" in conclusion(study)
+    assert conclusion(study).endswith("; lr 0.003 and lr 0.001 are worse than lr 0.01 after 40 iterations (95 %).")
     assert doubts(study) == ["only 2 seeds, so the intervals are wide: --seeds 1,2,3,4,5 narrows them"]
     assert "speed: differences not tested, because these settings do not change the work of a step" in remarks(study)
+
+
+def test_averages_and_the_test_are_explained(study: Comparison) -> None:
+    """ "At least 5" was said of 40 iterations, and an interval below 0 stood next to one cut off at 0."""
+    said = remarks(study)
+    assert "loss at the end: mean of the last 5 logged iterations of each run, over all seeds" in said
+    assert "speed and step time: median of a run's iterations; for several runs, the median of their medians" in said
+    [tested] = [line for line in said if "Welch" in line]
+    assert "not corrected for several comparisons" in tested and "not cut off at 0" in tested
+
+
+def test_no_test_of_losses_is_claimed_of_single_seeds(tmp_path: Path) -> None:
+    logs = []
+    for lr, count in ((0.001, 40), (0.01, 220)):
+        logs.append(write_log(tmp_path / f"{lr}.log", Made(iterations=count, arguments={"lr": lr})))
+    said = remarks(of(*logs))
+    assert "loss at the end: mean of the last 5 to 22 logged iterations of each run" in said
+    assert not any("Welch" in line for line in said)
 
 
 def test_what_names_the_rows_is_no_further_difference(study: Comparison) -> None:

@@ -166,9 +166,7 @@ def _interval(interval: Interval | None) -> str:
 
 
 def _within(interval: Interval) -> str:
-    if interval.covers == "iterations":
-        return " within these single runs"
-    return ""
+    return " within these single runs" if interval.covers == "iterations" else ""
 
 
 def _fastest(rated: Sequence[_Rated], base: str) -> str:
@@ -331,7 +329,8 @@ def _about_loss(good: Sequence[Row]) -> list[str]:
         ranked = sorted(_by_setting(task, len(tasks) == 1), key=lambda named: named[1].end)
         if len(ranked) < 2:
             continue
-        sentence = _lowest_loss(ranked)
+        lengths = {run.training.iteration_last or 0 for row in task for run in row.good}
+        sentence = _lowest_loss(ranked, lengths)
         if len({row.trained_tokens for row in task} - {None}) > 1:
             sentence += ". The rows were trained on different numbers of tokens"
         sentences.append(sentence)
@@ -370,21 +369,19 @@ def _loss_of_seeds(loss: LossSummary) -> str:
     return f"{text} (95 % interval of the mean {loss.interval.low:.4f} to {loss.interval.high:.4f})"
 
 
-def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
+def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]], lengths: set[int]) -> str:
+    """Name the lowest loss and the losses that the seeds cannot separate from it."""
     (first, lowest), (second, next_lowest) = ranked[:2]
-    others = f"next {second} with {next_lowest.end_text}"
+    text = f"Lowest loss at the end: {first} with {lowest.end_text}, next {second} with {next_lowest.end_text}"
     single = [name for name, loss in ranked[:2] if loss.seeds < 2]
     if single:
         if len(ranked) > 2:
             last, highest = ranked[-1]
-            others += f", highest {last} with {highest.end_text}"
+            text += f", highest {last} with {highest.end_text}"
         whose = f"{names(single)} {'have' if len(single) > 1 else 'has'}"
         if all(loss.seeds < 2 for _, loss in ranked):
             whose = "each has"
-        return (
-            f"Lowest loss at the end: {first} with {lowest.end_text}, {others}. "
-            f"The order may be chance, because {whose} a single seed: --seeds 1,2,3 measures the noise"
-        )
+        return f"{text}. The order may be chance, because {whose} a single seed: --seeds 1,2,3 measures the noise"
     alike: list[str] = []
     worse: list[str] = []
     for name, loss in ranked[1:]:
@@ -392,16 +389,12 @@ def _lowest_loss(ranked: Sequence[tuple[str, LossSummary]]) -> str:
         (worse if known else alike).append(name)
     interval = difference_interval(next_lowest.seed_values, lowest.seed_values)
     seeds = " and ".join(map(str, sorted({lowest.seeds, next_lowest.seeds})))
-    shown = (
-        f"{second} minus {first}: {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval over {seeds} seeds each"
-    )
-    if interval.low <= 0:
-        values = f"{lowest.end_text} and {next_lowest.end_text}"
-        text = f"No difference in loss can be shown between {names([first, *alike])} ({values}; {shown})"
-        if worse:
-            text += f"; {names(worse)} {'is' if len(worse) == 1 else 'are'} worse"
-        return text
-    text = f"Lowest loss at the end: {first} with {lowest.end_text}, {others} ({shown})"
-    if alike:
-        text += f"; not distinguishable from {names(alike)}"
+    shown = f"{second} minus {first}: {interval.low:+.4f} to {interval.high:+.4f}, 95 % interval"
+    if interval.low > 0:
+        text += f" ({shown} over {seeds} seeds each)"
+        return f"{text}; not distinguishable from {names(alike)}" if alike else text
+    text += f"; {seeds} seeds each cannot separate {first} from {names(alike)} ({shown})"
+    if worse:
+        when = f" after {max(lengths):,} iterations" if len(lengths) == 1 else ""
+        text += f"; {names(worse)} {'is' if len(worse) == 1 else 'are'} worse than {first}{when} (95 %)"
     return text

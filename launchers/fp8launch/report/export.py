@@ -18,6 +18,7 @@ from fp8launch.report.columns import csv_names, csv_row, main_table, shows_speed
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
 from fp8launch.report.differences import is_unknown, shortened
+from fp8launch.report.losses import end_words, ranked_by_loss
 from fp8launch.report.parity import FEWEST_ITERATIONS, FEWEST_LINES, Parity
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import UNITS
@@ -192,9 +193,7 @@ def differences_table(comparison: Comparison) -> Table:
     for one in comparison.differences:
         if labels and all(_states(label, one.name, one.values.get(name)) for name, label in labels.items()):
             continue
-        meaning = MEANING[one.kind]
-        if one.axis:
-            meaning = COMPARED
+        meaning = COMPARED if one.axis else MEANING[one.kind]
         texts = [str(one.values.get(name, "?")) for name in names]
         values = [shortened(_SWITCHES.get(text, text)) for text in texts]
         if many:
@@ -280,18 +279,26 @@ def explanations(comparison: Comparison) -> list[str]:
                 text += ", or two single runs differ by less than twice the sum of their ±"
             lines.append(text)
     if comparison.good:
-        lines.append(f"±: {meaning_of_spread(comparison)}")
+        lines += [f"±: {meaning_of_spread(comparison)}", _MEDIAN]
     if comparison.about_loss:
-        text = "loss at the end: mean of the last 10 % of the iterations, at least 5"
-        if any(row.loss and row.loss.seeds > 1 for row in comparison.rows):
-            text += ", over all seeds"
-        lines.append(text)
+        several = [row for row in comparison.rows if row.loss and row.loss.seeds > 1]
+        text = f"loss at the end: mean of the {end_words(row.loss for row in comparison.rows)} of each run"
+        lines.append(f"{text}, over all seeds" if several else text)
+        if ranked_by_loss(several):
+            lines.append(_TESTED)
         lines += _few_seeds(comparison)
     if len(comparison.good) > 1 and not shows_speedup(comparison.rows):
         lines.append("speed: differences not tested, because these settings do not change the work of a step")
     if comparison.price_per_gpu_hour:
         lines.append(f"cost: at {comparison.price_per_gpu_hour:g} per GPU-hour")
     return lines
+
+
+_MEDIAN = "speed and step time: median of a run's iterations; for several runs, the median of their medians"
+_TESTED = (
+    "losses are compared in pairs by Welch's t over the seeds (95 %), not corrected for several comparisons; a "
+    "difference may be negative, so its interval is not cut off at 0"
+)
 
 
 def meaning_of_spread(comparison: Comparison) -> str:

@@ -135,18 +135,12 @@ class LossSummary:
     @property
     def text(self) -> str:
         """The final loss with the standard deviation over several seeds, and the perplexity."""
-        text = self.end_text
-        if self.perplexity is not None:
-            text += f" ({self.perplexity:,.2f})"
-        return text
+        return self.end_text if self.perplexity is None else f"{self.end_text} ({self.perplexity:,.2f})"
 
     @property
     def end_text(self) -> str:
         """The final loss with the standard deviation over several seeds."""
-        text = f"{self.end:.4f}"
-        if self.std is not None:
-            text += f" ± {self.std:.4f}"
-        return text
+        return f"{self.end:.4f}" if self.std is None else f"{self.end:.4f} ± {self.std:.4f}"
 
 
 def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
@@ -188,6 +182,12 @@ def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
     if found.end < _LARGEST:
         found = replace(found, perplexity=math.exp(found.end))
     return found
+
+
+def end_words(summaries: Iterable[LossSummary | None]) -> str:
+    """Say over how many values these losses are averaged, such as `last 6 logged iterations`."""
+    counts = [loss.iterations for loss in summaries if loss] or [LEAST]
+    return f"last {' to '.join(map(str, sorted({min(counts), max(counts)})))} logged iterations"
 
 
 def by_task(rows: Sequence[Row]) -> list[list[Row]]:

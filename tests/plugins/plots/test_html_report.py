@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from functools import partial
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fp8launch.report.conclusion import conclusion
 from fp8launch.report.export import to_markdown
 from fp8launch.report.named_runs import read_runs
 from fp8launch.report.read_run import run_from_folder
-from fp8launch.report.steady_state import RULE_NOTE
+from fp8launch.report.steady_state import RULE
 from fp8launch.rundir.run_dir import RunFolder
 
 H200 = real_logs("h200")
@@ -107,8 +108,8 @@ def test_results_differences_runs_and_rule(text: str, large: Comparison) -> None
     assert any("out-of-memory" in cell for cell in results[-1])
     assert {row[0] for row in differences[1:]} >= {"precision", "world_size", "global_batch_size"}
     assert len(runs) == 1 + 27
-    assert RULE_NOTE in text
-    assert len(RULE_NOTE.split()) < 15
+    assert f"iterations that count: {RULE}" in unescape(text), "a file on the disk of the author is of no use here"
+    assert "docs/" not in text
     assert "fp8launch submit made" in text
 
 
@@ -141,16 +142,46 @@ def test_a_study_is_explained_below_its_table(rates: Comparison) -> None:
     """The meaning of ± and the few seeds were told at the end of the page, the seeds' losses nowhere."""
     text = to_html(rates)
     table, pictures_begin = text.index("</table>"), text.index("<h2>Remarks")
-    for words in ("±: standard deviation", "only 2 seeds", "speed: differences not tested"):
+    # A phone shows the pictures before the table, and the headline has a ±.
+    assert text.index("</h1>") < text.index("±: standard deviation") < text.index("<dl>")
+    assert text.count("±: standard deviation") == 1
+    for words in ("only 2 seeds", "speed: differences not tested", "loss at the end: mean of the last 5 "):
         assert table < text.index(words) < pictures_begin
         assert text.count(words) == 1
-    assert "(0.0070&nbsp;±&nbsp;0.0028 and" in text, "numbers of the headline stay on one line"
+    assert "with 0.0070&nbsp;±&nbsp;0.0028, next" in text, "numbers of the headline stay on one line"
     runs = Page(text).tables[-1]
-    assert runs[0] == ["run", "variant", "seed", "status", "loss at the end", "step time (ms)", "lines counted",
+    assert runs[0] == ["run", "variant", "seed", "status", "loss at the end", "step time (ms)", "log lines counted",
                        "dropped as warm-up"]  # fmt: skip
     assert runs[1][1:5] == ["lr 0.001", "1", "ok", "2.2000"]
     assert runs[2][1:5] == ["lr 0.001", "2", "ok", "2.3000"]
     assert "GPU" not in re.sub(r"(?s)<pre>.*?</pre>", "", text)
+
+
+def test_the_head_says_what_was_trained(tmp_path: Path) -> None:
+    runs = []
+    for lr in (1e-4, 3e-4):
+        arguments = {
+            "lr": lr, "min_lr": 1e-5, "lr_decay_style": "cosine", "lr_warmup_iters": 20, "optimizer": "adam",
+            "mock_data": False, "data_path": "['0.3', '/data/web_text_document', '0.7', '/data/code_text_document']",
+            "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "/models/llama3",
+        }  # fmt: skip
+        runs.append(write_log(tmp_path / f"{lr}.log", Made(arguments=arguments)))
+    text = to_html(of(*runs))
+    facts = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text.replace("<wbr>", "")))
+    assert facts["Data"] == "web_text_document, code_text_document"
+    assert facts["Tokenizer"] == "HuggingFaceTokenizer, llama3, vocabulary 128,256"
+    assert facts["Optimizer"] == "adam"
+    assert facts["Learning rate"] == "0.0001 to 0.0003, cosine, minimum 1e-05, 20 warm-up iterations"
+    assert facts["Precision"] == "bf16"
+    assert facts["Loss"] == "training loss (nats)"
+    assert "<title>Comparison – fp8launch</title>" in text
+
+
+def test_the_head_of_a_study(rates: Comparison) -> None:
+    text = to_html(rates)
+    assert "<title>grid-study-abc123 – fp8launch</title>" in text
+    assert "<dt>Data</dt><dd>mock data</dd>" in text
+    assert "no other differences in the settings" in text
 
 
 @pytest.fixture(scope="module")

@@ -301,7 +301,9 @@ def test_step_times_of_all_seeds_agree_with_the_table(rates: Comparison) -> None
     """The legend had the median of the first seed only."""
     picture = named(rates, "step_time")
     texts = [key.text for key in picture.panels[0].keys]
-    assert texts == [*(f"{row.name}: 65.0 ms (80 %: 60.0 to 70.0)" for row in rates.rows), "thin: the other seeds"]
+    assert texts[:-1] == [f"{row.name}: 65.0 ms (80 %: 60.0 to 70.0)" for row in rates.rows]
+    assert texts[-1] == "thick: the first seed; thin: the others"
+    assert "in the legend the median of the runs' medians as in the table" in picture.remark
     assert len(axes(rates, "step_time").lines) == 8
 
 
@@ -310,7 +312,7 @@ def test_losses_of_all_seeds_on_a_scale_that_tells_them_apart(rates: Comparison,
     loss = axes(rates, "loss", panel)
     assert (loss.get_yscale(), loss.get_ylabel()) == ("log", "loss (log scale)")
     assert len(loss.lines) == 8
-    assert named(rates, "loss").panels[0].keys[-1].text == "thin: the other seeds"
+    assert named(rates, "loss").panels[0].keys[-1].text == "thick: the first seed; thin: the others"
     assert named(rates, "loss").remark.startswith("in the legend"), "40 points are not smoothed"
 
 
@@ -318,6 +320,7 @@ def test_single_seeds_are_seen(rates: Comparison) -> None:
     """They were drawn below the marker of their mean."""
     picture = named(rates, "loss_end")
     assert [key.text for key in picture.panels[0].keys] == ["mean over the seeds", "single seeds"]
+    assert picture.remark.startswith("mean of the last 5 logged iterations; bars: ")
     assert "cut off at 0, wide for 2 seeds" in picture.remark
     ax = axes(rates, "loss_end")
     ax.figure.canvas.draw()
@@ -329,6 +332,9 @@ def test_single_seeds_are_seen(rates: Comparison) -> None:
     for a, b in combinations(points, 2):
         assert hypot(*(a - b)) * 72 / ax.figure.dpi > 4
     assert all(ring.get_transform().transform(ring.get_xydata())[0][0] < ax.bbox.x1 for ring in rings)
+    # Intervals that reach 0 have no end on a log axis.
+    down = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "v"]
+    assert down == [row.facts["lr"] for row in rates.rows if row.loss.interval.low == 0] == [0.01, 0.03]
     throughput = axes(rates, "throughput")
     assert throughput.get_xlabel() == "tokens/s/process"
     assert sum(len(line.get_xdata()) for line in throughput.lines if line.get_markerfacecolor() == "none") == 8

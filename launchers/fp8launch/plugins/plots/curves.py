@@ -26,12 +26,11 @@ from fp8launch.plugins.plots.style import (
     thousands,
     time_unit,
 )
-from fp8launch.report.losses import Point, finite_losses, smooth, values_of
+from fp8launch.report.losses import Point, end_words, finite_losses, smooth, values_of
 from fp8launch.report.parity import Parity
 from fp8launch.report.rows import Row
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.steady_state import numbers_of
-from fp8launch.wording import counted
 
 T = TypeVar("T")
 
@@ -125,7 +124,8 @@ def step_time_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]
         banded = banded or bands
         draw = partial(_draw_step_times, curves=curves, unit=unit, bands=bands)
         found.append(Panel(draw, title, (*keys, *other_runs(same, [runs[row.name] for row in same]))))
-    note = "rolling median; in the legend the median as in the table, and the range of 80 % of all iterations"
+    median = "median of the runs' medians" if any(len(row.good) > 1 for row in shown) else "median"
+    note = f"rolling median; in the legend the {median} as in the table, and the range of 80 % of all iterations"
     if banded:
         note += ", shaded for up to two curves"
     remark = "; ".join(filter(None, (note, left_out(missing, "too few iterations"))))
@@ -153,12 +153,10 @@ def _typical(row: Row, runs: Sequence[RunReport], unit: TimeUnit) -> str:
 def _draw_step_times(ax: Any, curves: Sequence[tuple[list[RunReport], Key]], unit: TimeUnit, bands: bool) -> None:
     """Draw a line for the first run of each row, and thin lines for the others."""
     top = 0.0
-    every: list[float] = []
     for i, (runs, key) in enumerate(curves):
         for run in reversed(runs):
             points = [(number, ms * unit.per_ms) for number, ms in step_times(run)]
             values = values_of(points)
-            every += values
             window = max(9, len(points) // 15) | 1
             numbers, low, middle, high = zip(*thinned(rolling(points, window)), strict=True)
             if bands:
@@ -169,13 +167,9 @@ def _draw_step_times(ax: Any, curves: Sequence[tuple[list[RunReport], Key]], uni
             else:
                 draw_thin(ax, curve, key)
             top = max(top, min(1.1 * max(high), _FRAME * statistics.median(values)), 1.1 * max(middle))
-    beyond = sum(value > top for value in every)
     ax.set_ylim(0, top)
     draw_borders(ax, [runs[0] for runs, _ in curves])
-    label = "iteration"
-    if beyond:
-        label += f" ({counted(beyond, 'step')} beyond the frame)"
-    ax.set_xlabel(label)
+    ax.set_xlabel("iteration")
     ax.set_ylabel(f"step time ({unit.name})")
     ax.yaxis.set_major_formatter(thousands())
     ax.xaxis.set_major_locator(few_ticks())
@@ -246,7 +240,7 @@ def loss_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
         found.append(Panel(draw, title or "all iterations", tuple(keys)))
         if apart:
             found.append(Panel(partial(_draw_end, curves=curves), ", ".join(filter(None, (title, "last quarter")))))
-    note = "in the legend the mean of the last 10 %, at least 5 iterations"
+    note = f"in the legend the mean of the {end_words(row.loss for row in shown)}"
     if any(row.loss and row.loss.seeds > 1 for row in shown):
         note += ", ± standard deviation over the seeds"
     if any(len(finite_losses(run)) > _LONG for row in shown for run in row.runs):

@@ -14,16 +14,22 @@ from pathlib import PurePath
 from fp8launch import __version__
 from fp8launch.plugins.plots.figures import available, panel_figure, pictures
 from fp8launch.plugins.plots.row_pictures import MOST_BARS
-from fp8launch.plugins.plots.setup import setup_of
+from fp8launch.plugins.plots.setup import setup_of, training_of
 from fp8launch.plugins.plots.style import INK, Key, Panel, Picture
 from fp8launch.report.columns import NONE, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion, unlike_rows
-from fp8launch.report.export import LEGEND, differences_table, explanations, phases_table, remarks
+from fp8launch.report.export import (
+    LEGEND,
+    differences_table,
+    explanations,
+    meaning_of_spread,
+    phases_table,
+    remarks,
+)
 from fp8launch.report.losses import loss_summary
 from fp8launch.report.parity import Parity
 from fp8launch.report.rows import labels_of
-from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.tables import Table
 from fp8launch.wording import counted
 
@@ -216,7 +222,7 @@ def to_html(comparison: Comparison) -> str:
     condemned = unlike_rows(comparison)
     why = [condemned.get(row.name, "") for row in comparison.rows]
     results = _html_table(main_table(comparison.rows), why)
-    explained = explanations(comparison)
+    explained = [line for line in explanations(comparison) if line != _spread_of_headline(comparison)]
     tables = [_section("Results", results, *map(quiet, [_legend(comparison), *explained]))]
     phases = phases_table(comparison)
     if phases:
@@ -227,13 +233,16 @@ def to_html(comparison: Comparison) -> str:
     if len(comparison.rows) > MOST_BARS:
         # Pictures are easier to read than a long table, so they come first.
         parts = [_head(comparison), *drawn, *tables]
-    further = [line for line in remarks(comparison) if line not in explained]
-    parts.append(_section("Remarks", _list([*further, RULE_NOTE])))
+    further = [line for line in remarks(comparison) if line not in explanations(comparison)]
+    parts.append(_section("Remarks", _list([*further, f"iterations that count: {comparison.rule}"])))
     differences = differences_table(comparison)
     if differences.rows:
         parts.append(_section("Differences", _html_table(differences)))
     else:
-        none = "The logs and manifests show no other differences that affect speed or loss."
+        none = (
+            "The logs and manifests show no other differences in the settings "
+            "(not compared: output, logging, evaluation and checkpoints)."
+        )
         parts.append(_section("Differences", f"<p>{none}</p>"))
     if comparison.parities:
         parts.append(_section("Loss parity", _list(list(map(Parity.sentence, comparison.parities)))))
@@ -243,7 +252,7 @@ def to_html(comparison: Comparison) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>fp8launch comparison</title><style>{_STYLE}</style></head>\n<body><main>\n"
+        f"<title>{html.escape(_title(comparison))}</title><style>{_STYLE}</style></head>\n<body><main>\n"
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
@@ -259,9 +268,23 @@ def _head(comparison: Comparison) -> str:
         title = f"{len(labels)} variants"
     about = f"Comparison of {title}: {counted(runs, 'run')}. fp8launch {__version__}, {made}"
     facts = "".join(
-        f"<div><dt>{name}</dt><dd>{breakable(text)}</dd></div>" for name, text in setup_of(comparison).items()
+        f"<div><dt>{name}</dt><dd>{breakable(text)}</dd></div>"
+        for name, text in (setup_of(comparison) | training_of(comparison)).items()
     )
-    return f"<header><h1>{_unbroken(conclusion(comparison))}</h1><dl>{facts}</dl>{quiet(about)}</header>"
+    spread = quiet(_spread_of_headline(comparison))
+    return f"<header><h1>{_unbroken(conclusion(comparison))}</h1>{spread}<dl>{facts}</dl>{quiet(about)}</header>"
+
+
+def _spread_of_headline(comparison: Comparison) -> str:
+    """Explain a ± in the headline. The page has it there, because a phone shows the pictures before the table."""
+    if not comparison.good or "±" not in conclusion(comparison):
+        return ""
+    return f"±: {meaning_of_spread(comparison)}"
+
+
+def _title(comparison: Comparison) -> str:
+    """Return the names of the studies, for the browser's tab."""
+    return f"{setup_of(comparison).get('Study', 'Comparison')} – fp8launch"
 
 
 def _pictures(comparison: Comparison) -> list[str]:
@@ -383,8 +406,8 @@ def _runs(comparison: Comparison, folder: str) -> Table:
                 )
             )
     headers = (
-        "run", "variant", "seed", "status", "loss at the end", "step time (ms)", "lines counted", "dropped as warm-up",
-        "from",
+        "run", "variant", "seed", "status", "loss at the end", "step time (ms)", "log lines counted",
+        "dropped as warm-up", "from",
     )  # fmt: skip
     numbers = (False, False, True, False, True, True, True, True, False)
     shown = [i for i, cells in enumerate(zip(*rows, strict=True)) if set(cells) != {NONE}]

@@ -38,7 +38,7 @@ from fp8launch.plugins.plots.style import (
     world,
 )
 from fp8launch.report.columns import ratio_mark
-from fp8launch.report.losses import LossSummary, learning_settings, ranked_by_loss, swept_learning
+from fp8launch.report.losses import LossSummary, end_words, learning_settings, ranked_by_loss, swept_learning
 from fp8launch.report.rows import Published, Row, scaling_modes
 from fp8launch.report.run_report import Statistic
 from fp8launch.report.variant_labels import short_name, words_of
@@ -455,14 +455,14 @@ def _pictures_of_task(known: Sequence[Row]) -> list[Picture]:
     title = short_name(name)
     draw = partial(_draw_sweep, lines=list(lines.values()), keys=keys, label=title)
     shown_keys = tuple(keys) if len(keys) > 1 else ()
-    remark = "mean of the last 10 %, at least 5 iterations"
+    remark = f"mean of the {end_words(row.loss for row in known)}"
     seeds = {row.loss.seeds for row in known if row.loss}
     if max(seeds) > 1:
         remark += "; bars: 95 % interval of the mean over seeds"
         if any(row.loss and row.loss.interval and row.loss.interval.low == 0 for row in known):
             remark += ", cut off at 0"
         if 2 in seeds:
-            remark += ", wide for 2 seeds"
+            remark += ", wide for 2 seeds; arrows: the interval goes beyond the axis"
         mean = replace(keys[0], text="mean over the seeds")
         shown_keys = (*(shown_keys or [mean]), Key("single seeds", INK, shape="ring"))
     else:
@@ -498,7 +498,7 @@ def _swept_value(row: Row, name: str) -> float | None:
 
 
 def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], keys: Sequence[Key], label: str) -> None:
-    values, reach = [], []
+    values, reach, arrows = [], [], []
     for i, (points, key) in enumerate(zip(lines, keys, strict=True)):
         beside = {"transform": side_by_side(ax, i, len(lines))}
         swept, ends, below, above = [], [], [], []
@@ -509,6 +509,8 @@ def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], k
             below.append(loss.end - interval.low if interval else 0.0)
             above.append(interval.high - loss.end if interval else 0.0)
             reach += [loss.end, *loss.seed_values]
+            if interval:
+                arrows.append((value, interval, {"color": key.colour, "markersize": 5, "clip_on": False, **beside}))
             for k, seed in enumerate(loss.seed_values if loss.seeds > 1 else ()):
                 # Seeds that agree would hide each other, and the mean.
                 aside = side_by_side(ax, i, len(lines), more=5 + 6 * k / (loss.seeds - 1))
@@ -532,3 +534,10 @@ def _draw_sweep(ax: Any, lines: Sequence[Sequence[tuple[float, LossSummary]]], k
     ax.set_xlabel(label)
     # The interval of two seeds can be many times wider than the range of the losses, so it may leave the axes.
     loss_axis(ax, min(reach), max(reach), room=0.25)
+    bottom, top = ax.get_ylim()
+    for value, interval, style in arrows:
+        # On a log axis, 0 is beyond the axis too.
+        if interval.low < bottom:
+            ax.plot(value, bottom, marker="v", **style)
+        if interval.high > top:
+            ax.plot(value, top, marker="^", **style)

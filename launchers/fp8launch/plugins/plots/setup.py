@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from fp8launch.plugins.plots.style import plain
 from fp8launch.report.comparison import Comparison
+from fp8launch.report.differences import Facts
 from fp8launch.untyped import as_int
 from fp8launch.wording import and_more
 
@@ -29,11 +31,86 @@ def setup_line(comparison: Comparison) -> str:
     return " · ".join(setup_of(comparison).values())
 
 
+def training_of(comparison: Comparison) -> dict[str, str]:
+    """Return how the models were trained, by title. Values that differ are listed, and unknown parts are omitted."""
+    rows = comparison.rows
+    found = {
+        "Parameters": _range(run.setup.parameters for run in comparison.runs()),
+        "Precision": _each(row.facts.get("precision") for row in rows),
+        "Data": _each(_data(row.facts) for row in rows),
+        "Tokenizer": _each(_tokenizer(row.facts) for row in rows),
+        "Optimizer": _each(row.facts.get("optimizer") for row in rows),
+        "Learning rate": _learning_rate(comparison),
+        "Loss": "training loss (nats)" if any(row.loss for row in rows) else "",
+    }
+    return {title: text for title, text in found.items() if text}
+
+
+_DATA = ("data_path", "train_data_path", "data_args_path", "per_split_data_args_path")
+
+
+def _data(facts: Facts) -> str:
+    """Name the datasets, without folders and weights."""
+    if facts.get("mock_data") is True:
+        return "mock data"
+    names = []
+    for value in filter(None, map(facts.get, _DATA)):
+        words = value if isinstance(value, list | tuple) else str(value).strip("[]").replace(",", " ").split()
+        names += [PurePath(plain(str(word)).strip("'\"")).name for word in words if not _is_number(word)]
+    return and_more(names, 3)
+
+
+def _is_number(word: object) -> bool:
+    try:
+        float(str(word).strip("'\""))
+    except ValueError:
+        return False
+    return True
+
+
+def _tokenizer(facts: Facts) -> str:
+    """Name the tokenizer, its model without folders, and the size of its vocabulary."""
+    parts = []
+    for name in ("tokenizer_type", "tokenizer_model"):
+        if value := facts.get(name):
+            parts.append(PurePath(plain(str(value))).name)
+    if size := as_int(facts.get("vocab_size")) or as_int(facts.get("padded_vocab_size")):
+        parts.append(f"vocabulary {size:,}")
+    return ", ".join(parts)
+
+
+def _learning_rate(comparison: Comparison) -> str:
+    """Return the learning rates, their schedule, the warm-up and the minimum."""
+    parts = []
+    for name, form in (
+        ("lr", "{}"),
+        ("lr_decay_style", "{}"),
+        ("min_lr", "minimum {}"),
+        ("lr_warmup_iters", "{} warm-up iterations"),
+        ("lr_warmup_samples", "{} warm-up samples"),
+        ("lr_warmup_fraction", "warm-up fraction {}"),
+    ):
+        # Megatron's dump has 0 or None for the kinds of warm-up that a run does not use.
+        if text := _each(row.facts.get(name) or None for row in comparison.rows):
+            parts.append(form.format(text).removesuffix("s" if text == "1" else ""))
+    return ", ".join(parts)
+
+
+def _each(values: Iterable[object]) -> str:
+    """Return the different values, each once. Numbers become a range."""
+    known = [value for value in values if value not in (None, "")]
+    numbers = [value for value in known if isinstance(value, int | float)]
+    if numbers and len(numbers) == len(known):
+        ends = sorted({min(numbers), max(numbers)})
+        return " to ".join(f"{number:,}" if isinstance(number, int) else f"{number:g}" for number in ends)
+    return and_more(list(dict.fromkeys(plain(str(value)) for value in known)), 3)
+
+
 def _model(comparison: Comparison) -> str:
     parts = []
     for name, form in (("num_layers", "{} layers"), ("hidden_size", "hidden size {}"), ("num_experts", "{} experts")):
         if text := _range(_facts(comparison, name)):
-            parts.append(form.format(text))
+            parts.append(form.format(text).removesuffix("s" if text == "1" else ""))
     return ", ".join(parts)
 
 

@@ -131,8 +131,8 @@ def other_runs(rows: Sequence[Row], runs: Iterable[Sequence[RunReport]]) -> tupl
     """Return the legend of the thin lines, if several of these runs belong to one row."""
     if max(map(len, runs)) < 2:
         return ()
-    word = "seeds" if any(row.loss and row.loss.seeds > 1 for row in rows) else "repeats"
-    return (Key(f"thin: the other {word}", INK, shape="thin"),)
+    word = "seed" if any(row.loss and row.loss.seeds > 1 for row in rows) else "run"
+    return (Key(f"thick: the first {word}; thin: the others", INK, shape="thin"),)
 
 
 def doubling_axis(ax: Any, values: Sequence[int], label: str) -> None:
