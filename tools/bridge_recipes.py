@@ -1,4 +1,4 @@
-"""Write the index of Megatron-Bridge's performance recipes, one release after the other.
+"""Write the index of Megatron-Bridge's recipes, one release after the other.
 
     python tools/bridge_recipes.py RELEASE=CHECKOUT...
 
@@ -8,7 +8,8 @@ precision, environment and the Hugging Face models that it reads. Other releases
 is trained and no network is used. Needs torch, megatron-core, transformers, omegaconf and hydra-core.
 
 Up to 0.5 a recipe is a function of `scripts/performance/configs` that takes a precision and a variant; since 0.6 each
-recipe is a function of `megatron.bridge.perf_recipes` without arguments. All recipes get names in the newer form.
+performance recipe is a function of `megatron.bridge.perf_recipes` without arguments. All of these get names in the
+newer form. Since 0.6 the index also has the library, `megatron.bridge.recipes`: pre-training, fine-tuning and PEFT.
 """
 
 from __future__ import annotations
@@ -51,9 +52,15 @@ LAYOUT = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap")
 # The type of tokenizers that a job reads from the hub, or from a folder.
 HUB_TOKENIZER = "HuggingFaceTokenizer"
+LIBRARY = "megatron.bridge.recipes"
+# Recipes of the library whose names do not state the GPUs. They call one that does.
+UNNAMED = re.compile(r"(?P<model>\w+?)_(?P<task>pretrain|sft|peft)(?:_(?P<variant>\w+))?_config")
+# The families of the library with a folder for each GPU.
+GPU_FOLDER = re.compile(r"\.(?P<gpu>[a-z]+\d+)\.")
 # Switches of the dataset that need caches.
 DATASET = ("fast_cache_load", "defer_npy_index_mmap")
 
@@ -67,6 +74,7 @@ class Source:
     function: str
     arguments: dict[str, str]
     build: Callable[[], Any]
+    parts: dict[str, Any]
 
 
 def index(checkout: Path) -> dict[str, Any]:
@@ -82,26 +90,37 @@ def index(checkout: Path) -> dict[str, Any]:
     logging.disable(logging.CRITICAL)
     stubs = importlib.import_module("bridge_stubs")
     stubs.install()
-    found = stubs.settled(lambda: list(sources(checkout, package_folder, stubs.load)))
-    bridge = stubs.load("megatron.bridge.models.conversion.auto_bridge").AutoBridge
-    bridge.from_hf_pretrained = stubs.HubModels.from_hf_pretrained
+    aliases: dict[str, str] = {}
+
+    def read() -> list[Source]:
+        found = list(sources(checkout, package_folder, stubs.load))
+        if found[0].module.startswith("megatron.bridge.perf_recipes."):
+            found += library_sources(package_folder, stubs.load, {source.name for source in found}, aliases)
+        return found
+
+    found = stubs.settled(read)
+    stubs.replace_hub()
     recipes = {}
+    refused = {}
     for source in found:
         stubs.HubModels.read.clear()
-        parts = NAME.fullmatch(source.name)
-        assert parts is not None
-        stubs.answer_as(parts["gpu"])
+        stubs.answer_as(source.parts["gpu"])
         missing: list[str] = []
         try:
             with without_missing_files(package_folder, missing):
                 config = source.build()
+        except NotImplementedError as failure:
+            # Bridge has the function, which refuses to build the recipe.
+            refused[source.name] = str(failure).splitlines()[0]
+            continue
         except Exception as failure:
             print(f"{source.name}: not read: {type(failure).__name__}: {str(failure)[:200]}", file=sys.stderr)
             continue
         recipes[source.name] = record(source, config, sorted(set(stubs.HubModels.read)))
         if missing:
             recipes[source.name]["missing_files"] = sorted(set(missing))
-    return {"recipes": recipes}
+    more = {"aliases": aliases, "refused": refused}
+    return {"recipes": recipes, **{key: value for key, value in more.items() if value}}
 
 
 @contextlib.contextmanager
@@ -137,11 +156,67 @@ def sources(checkout: Path, package_folder: Path, load: Callable[[str], Any]) ->
             for name, function in inspect.getmembers(load(module), inspect.isfunction):
                 # A recipe of another GPU's module under its own name counts too (405B on B200 and B300).
                 own = function.__module__ == module or function.__name__ != name
-                if own and NAME.fullmatch(name):
-                    yield Source(name, module, name, {}, function)
+                parts = NAME.fullmatch(name)
+                if own and parts:
+                    yield Source(name, module, name, {}, function, parts.groupdict())
         return
     for file in sorted((checkout / "scripts/performance/configs").rglob("*_workload_base_configs.py")):
         yield from older_sources(file, load)
+
+
+def library_sources(
+    package_folder: Path, load: Callable[[str], Any], taken: set[str], aliases: dict[str, str]
+) -> Iterator[Source]:
+    """Find the recipe functions of the library. `aliases` gets their other names.
+
+    Six functions have the name of a performance recipe with other settings. Bridge's runner takes the performance
+    recipe under that name (BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS of scripts/training/recipe_metadata.py, 0.6.0), and
+    the library's under its alias, and so does the index.
+    """
+    found: dict[str, Source] = {}
+    other_names: dict[str, str] = {}
+    for file in sorted((package_folder / LIBRARY.replace(".", "/")).rglob("*.py")):
+        module = ".".join(file.relative_to(package_folder).with_suffix("").parts)
+        for name, function in inspect.getmembers(load(module), inspect.isfunction):
+            parts = None if name.startswith("_") else parts_of(name, function)
+            if parts is None or not function.__module__.startswith(f"{LIBRARY}."):
+                continue
+            if function.__name__ != name:
+                other_names[name] = function.__name__
+            elif function.__module__ == module:
+                found[name] = Source(name, module, name, {}, function, parts)
+    for name, own in sorted(other_names.items()):
+        if own not in found or name in found:
+            continue
+        if own in taken:
+            yield dataclasses.replace(found.pop(own), name=name)
+        else:
+            aliases[name] = own
+    for name, source in sorted(found.items()):
+        if name in taken:
+            print(f"{source.module}.{name}: no name, a performance recipe has it", file=sys.stderr)
+        else:
+            yield source
+
+
+def parts_of(name: str, function: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return what the name of a library recipe states, or else the recipe that it calls and its folder."""
+    stated = NAME.fullmatch(function.__name__)
+    if stated is not None:
+        return stated.groupdict()
+    own = UNNAMED.fullmatch(name)
+    if own is None:
+        return None
+    for word in re.findall(r"\w+_config\b", inspect.getsource(function)):
+        called = getattr(sys.modules[function.__module__], word, None)
+        if not inspect.isfunction(called) or called is function:
+            continue
+        below = parts_of(word, called)
+        if below is not None:
+            folder = GPU_FOLDER.search(function.__module__)
+            gpu = folder["gpu"] if folder else below["gpu"]
+            return {**below, **own.groupdict(), "gpu": gpu}
+    return None
 
 
 def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
@@ -171,10 +246,11 @@ def older_sources(file: Path, load: Callable[[str], Any]) -> Iterator[Source]:
         arguments = {"precision": precision, **({"config_variant": variant} if variant else {})}
         words = [model, task, f"{workload.num_gpus}gpu", gpu, precision.replace("_", ""), variant, "config"]
         name = "_".join(word for word in words if word)
-        if NAME.fullmatch(name):
+        stated = NAME.fullmatch(name)
+        if stated:
             environment = older_environment(load, file.parent.name, model, gpu, precision, task, variant or "v1")
             build = functools.partial(with_environment, functools.partial(function, **arguments), environment, runner)
-            yield Source(name, module, function_name, arguments, build)
+            yield Source(name, module, function_name, arguments, build, stated.groupdict())
 
 
 def with_environment(build: Callable[[], Any], environment: dict[str, str], runner: str) -> Any:
@@ -210,8 +286,7 @@ def older_environment(
 
 def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:
     """What the index keeps of one recipe."""
-    parts = NAME.fullmatch(source.name)
-    assert parts is not None
+    parts = source.parts
     # Nemotron's recipes build a model configuration of Bridge's own: of that, too, what differs from the defaults.
     settings = config.model.settings() if hasattr(config.model, "settings") else dict(changed(config.model))
     layout = {short: settings.pop(name) for short, name in LAYOUT.items() if settings.get(name) is not None}
@@ -235,14 +310,42 @@ def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:
         "environment": {name: str(value) for name, value in (getattr(config, "env_vars", None) or {}).items()},
         "settings": {name: plain(value) for name, value in sorted(settings.items()) if plain(value) is not None},
     }
+    missing = [] if hub else [name for name in SIZES if getattr(config.model, name, None) == 0]
+    if missing:
+        entry["missing_sizes"] = missing
     for section in SECTIONS:
         entry[section] = changed(getattr(config, section, None))
     tokenizer = config.tokenizer
     if tokenizer is not None and tokenizer.tokenizer_type == HUB_TOKENIZER and tokenizer.tokenizer_model:
         entry["tokenizer"] = str(tokenizer.tokenizer_model)
+    of_library = source.module.startswith(f"{LIBRARY}.")
+    if of_library or (parts["task"] != "pretrain" and not source.arguments):
+        entry |= data_of(config)
+    if of_library and isinstance(config.mixed_precision, str):
+        presets: Any = importlib.import_module("megatron.bridge.training.mixed_precision")
+        entry["mixed_precision"] = changed(presets.get_mixed_precision_config(config.mixed_precision))
     dataset = {name: True for name in DATASET if getattr(config.dataset, name, False)}
     if dataset:
         entry["dataset"] = dataset
+    return entry
+
+
+def data_of(config: Any) -> dict[str, Any]:
+    """What the index keeps of a recipe's data, and how fine-tuning adapts the weights."""
+    data: dict[str, Any] = {"class": type(config.dataset).__name__}
+    for field in ("hf_dataset", "source"):
+        read = getattr(config.dataset, field, None)
+        if read is not None:
+            data["hub"] = str(read.dataset_name or read.path_or_dataset)
+    if hasattr(config.dataset, "repo_id"):
+        data["hub"] = config.dataset.repo_id
+    if getattr(config.dataset, "dataset_root", None) is not None:
+        data["folder"] = str(config.dataset.dataset_root)
+    if getattr(config.dataset, "enable_offline_packing", False):
+        data["packed"] = config.dataset.offline_packing_specs.packed_sequence_size
+    entry: dict[str, Any] = {"data": data}
+    if config.peft is not None:
+        entry["peft"] = {"class": type(config.peft).__name__, **changed(config.peft)}
     return entry
 
 

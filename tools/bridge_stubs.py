@@ -94,6 +94,10 @@ class RecordedModel:
     def finalize(self) -> None:
         """Do nothing: a recipe is read, not run."""
 
+    def to_text_provider(self) -> RecordedModel:
+        """Return the part of a model for images and text that reads the text."""
+        return self
+
 
 class HubModels:
     """In the place of `AutoBridge`: remembers the models that recipes read from the Hugging Face hub."""
@@ -108,5 +112,36 @@ class HubModels:
         cls.read.append(str(path))
         return cls(str(path))
 
+    @classmethod
+    def from_hf_config(cls, config: Any) -> HubModels:
+        return cls(config.hub_id)
+
+    @classmethod
+    def config(cls, path: str, **kwargs: Any) -> Any:
+        """Stand in for the configuration of a model with images and text, whose text part a recipe trains."""
+        cls.read.append(str(path))
+        return types.SimpleNamespace(text_config=types.SimpleNamespace(hub_id=str(path)))
+
     def to_megatron_provider(self, load_weights: bool = True, **kwargs: Any) -> RecordedModel:
         return RecordedModel(self.hub_id)
+
+
+def replace_hub() -> None:
+    """Let recipes read models from `HubModels` instead of the Hugging Face hub."""
+    bridge: Any = load("megatron.bridge.models.conversion.auto_bridge").AutoBridge
+    bridge.from_hf_pretrained = HubModels.from_hf_pretrained
+    bridge.from_hf_config = HubModels.from_hf_config
+    transformers = importlib.import_module("transformers")
+    transformers.AutoConfig.from_pretrained = HubModels.config
+    # Gemma 3's recipes for fine-tuning ask whether the tokenizer has more tokens than the model.
+    transformers.AutoTokenizer.from_pretrained = lambda path, **kwargs: ()
+    try:
+        flux: Any = load("megatron.bridge.diffusion.conversion.flux.flux_bridge")
+    except ModuleNotFoundError:
+        return  # before 0.6
+    flux.FluxBridge.provider_bridge = lambda self, model: _flux(flux, model)
+
+
+def _flux(module: Any, model: Any) -> Any:
+    HubModels.read.append(model.model_name_or_path)
+    return module.FluxProvider()

@@ -93,6 +93,7 @@ MEANING = {
         "bridge.recipe": "name of a recipe of Megatron-Bridge (`fp8launch recipes --engine bridge`)",
         "bridge.release": "release that has it; the newest by default",
         "bridge.model": "local folder with the `config.json` that the recipe would read from the Hugging Face hub",
+        "bridge.data": "for [fine-tuning](bridge_fine_tuning.md): local folder with `training.jsonl`, or `mock`",
         "convert.direction": "which way; `fp8launch convert` writes this section ([weights](convert.md))",
         "convert.model": "Hugging Face model, a folder or a name on the hub: the source, or what the output is like",
         "convert.checkpoint": "folder of one iteration of a checkpoint, the source of `megatron-to-hf`",

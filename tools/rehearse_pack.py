@@ -28,8 +28,8 @@ def whole_recipes() -> list[Path]:
 
 
 def of_bridge() -> list[str]:
-    """Return the names of Bridge's recipes for pre-training, as users write them."""
-    return [f"bridge:{recipe.name}" for recipe in index.select() if recipe.task == "pretrain"]
+    """Return the names of Bridge's performance recipes for pre-training, as users write them."""
+    return [f"bridge:{recipe.name}" for recipe in index.select() if recipe.task == "pretrain" and not recipe.library]
 
 
 def main() -> None:

@@ -45,6 +45,40 @@ TINY = shlex.split("""
 """)
 
 
+# A template for conversations that says which tokens the assistant wrote, which Bridge's loss counts.
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %} {% endfor %}"
+)
+FINE_TUNING = shlex.split("""
+    train.global_batch_size=4 train.micro_batch_size=1 dataset.seq_length=64 dataset.num_workers=0
+    scheduler.lr_warmup_iters=1 logger.tensorboard_dir=null checkpoint.save=ckpt checkpoint.save_interval=3
+""")
+
+
+def write_trained_model(folder: Path) -> None:
+    """Write random weights of the tiny model, with a tokenizer that has a chat template, as Hugging Face does."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1, "one": 2, "two": 3, "three": 4}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def write_conversations(folder: Path) -> None:
+    folder.mkdir()
+    conversation = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three two one"}]
+    (folder / "training.jsonl").write_text((json.dumps({"messages": conversation}) + "\n") * 16)
+
+
 def run_job(
     folder: Path, options: Sequence[str] = OPTIONS, words: Sequence[str] = (), path: str | None = None
 ) -> train_jobs.Run:
@@ -163,3 +197,50 @@ def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path
     assert sorted(rest.losses) == [4, 5]
     refused = job(tmp_path, *words, "train.no_such_field=1")
     assert refused.codes == [2] and "no_such_field" in refused.output
+
+
+def fine_tune(folder: Path, task: str, *words: str) -> train_jobs.Run:
+    options = [
+        f"--recipe=megatron.bridge.recipes.llama.h100.llama3:llama32_1b_{task}_1gpu_h100_bf16_config",
+        *OPTIONS[1:2],
+        "--release=0.6.2",
+        f"--task={task}",
+        f"--model={folder / 'model'}",
+    ]
+    return run_job(folder, options, [*FINE_TUNING, *words])
+
+
+@pytest.mark.train
+@pytest.mark.skipif(not INSTALLED, reason="runs in .cache/bridge (test_with_bridge.py)")
+@pytest.mark.parametrize("task", ["sft", "peft"])
+def test_fine_tuning_starts_from_a_model_and_resumes_from_its_own_checkpoint(task: str, tmp_path: Path) -> None:
+    write_trained_model(tmp_path / "model")
+    write_conversations(tmp_path / "data")
+    data = f"--data={tmp_path / 'data'}"
+    base = f"checkpoint.pretrained_checkpoint={tmp_path / 'model'}"
+    first = fine_tune(tmp_path, task, data, base, "checkpoint.load=null", "train.train_iters=3").succeeded()
+    assert sorted(first.losses) == [1, 2, 3] and "loading HuggingFace-format checkpoint" in first.output
+    again = [base] if task == "peft" else []
+    rest = fine_tune(tmp_path, task, data, *again, "train.train_iters=5", "--resume=ckpt").succeeded()
+    assert sorted(rest.losses) == [4, 5] and "from ckpt at iteration 3" in rest.output
+    # Adapters are a part of the model; without them, all of it is trained.
+    assert ("Trainable percentage" in rest.output) == (task == "peft")
+
+
+@pytest.mark.train
+@pytest.mark.skipif(not INSTALLED, reason="runs in .cache/bridge (test_with_bridge.py)")
+def test_data_of_fine_tuning(tmp_path: Path) -> None:
+    write_trained_model(tmp_path / "model")
+    nothing = ("checkpoint.load=null", "checkpoint.save=null", "train.train_iters=2")
+    measured = fine_tune(tmp_path, "sft", "--data=mock", *nothing).succeeded()
+    assert sorted(measured.losses) == [1, 2] and "loading" not in measured.output.partition("iteration ")[0]
+    data = tmp_path / "data"
+    data.mkdir()
+    missing = fine_tune(tmp_path, "sft", f"--data={data}", *nothing)
+    assert missing.codes == [3] and "training.jsonl cannot be read: No such file" in missing.output
+    (data / "training.jsonl").write_text('{"text": "one"}\n')
+    refused = fine_tune(tmp_path, "sft", f"--data={data}", *nothing)
+    assert refused.codes == [2] and "must be a JSON object with `messages`" in refused.output
+    (data / "training.jsonl").write_text('{"prompt": "one", "completion": "two three"}\n' * 16)
+    base = f"checkpoint.pretrained_checkpoint={tmp_path / 'model'}"
+    assert sorted(fine_tune(tmp_path, "sft", f"--data={data}", base, *nothing).succeeded().losses) == [1, 2]

@@ -29,7 +29,7 @@ def megatron_of(release: str) -> str:
     return MEGATRON.get(release, list(MEGATRON.values())[-1])
 
 
-# Models on the hub that recipes of the index read and whose published configuration is in the pack.
+# Models on the hub that performance recipes read and whose published configuration is in the pack.
 PARTS = {
     "meta-llama/Meta-Llama-3-8B": "llama3_8b",
     "meta-llama/Meta-Llama-3-70B": "llama3_70b",
@@ -107,6 +107,9 @@ def of_recipe(recipe: BridgeRecipe, folder: str | None = None) -> dict[str, Any]
         found.setdefault("ddp_bucket_size", _BUCKET)
     # Megatron-LM's flag for the gradients' type has the opposite sense.
     found["grad_reduce_in_bf16"] = not found.get("accumulate_allreduce_grads_in_fp32", True)
+    if recipe.task == "peft":
+        # Without it, memory, FLOPs and speed are not estimated: the models assume that all weights are trained.
+        found.pop("vocab_size", None)
     if "cpu_offloading_num_layers" in found:
         found.setdefault("cpu_offloading", False)  # the switch; Megatron-LM's is the number
     for operands, defaults in _PRECISION_DEFAULTS.items():

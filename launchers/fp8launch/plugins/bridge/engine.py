@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
@@ -21,7 +21,7 @@ from fp8launch.engines.base import (
 from fp8launch.engines.megatron_lm.layout import layout
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
-from fp8launch.plugins.bridge import attributes
+from fp8launch.plugins.bridge import attributes, fine_tuning
 from fp8launch.plugins.bridge.fields import (
     AXES,
     DERIVED,
@@ -32,6 +32,7 @@ from fp8launch.plugins.bridge.fields import (
     hydra,
 )
 from fp8launch.plugins.bridge.index import BridgeRecipe, find, releases
+from fp8launch.plugins.bridge.injob.local_files import MOCK, TOKENIZER_FILES, TRAINING_FILE
 from fp8launch.plugins.bridge.section import bridge_of
 from fp8launch.plugins.bridge.settings import Setting, settings, size
 from fp8launch.plugins.bridge.spelling import spelled
@@ -42,7 +43,8 @@ from fp8launch.untyped import as_int, as_mapping
 # Releases whose recipes are in scripts/performance instead of the package.
 _OF_SCRIPTS = ("0.4.0", "0.5.0")
 # Tasks whose recipes the in-job program can start.
-TASKS = ("pretrain",)
+TASKS = ("pretrain", "sft", "peft")
+_TASKS_OF_SCRIPTS = ("pretrain",)
 # Sections of Megatron-LM's command line, and what replaces them in a recipe for Bridge.
 _NOT_HERE = {
     "precision": "choose the Bridge recipe of that precision, or set fields of `mixed_precision`",
@@ -53,7 +55,20 @@ _NOT_HERE = {
 }
 # The first matching prefix of a recipe's name gives the module and name of its forward step
 # (RECIPE_FORWARD_STEP_PREFIXES and STEP_FUNCTIONS of Bridge 0.6.0, scripts/training).
+_IMAGES_AND_TEXT = "megatron.bridge.training.vlm_step:forward_step"
 _STEPS = {
+    "nemotron_nano_v2_vl_": "megatron.bridge.training.llava_step:forward_step",
+    "nemotron_omni_": "megatron.bridge.training.nemotron_omni_step:forward_step",
+    "qwen2_audio_": "megatron.bridge.training.audio_lm_step:forward_step",
+    "qwen3_omni_": "megatron.bridge.models.qwen_omni.qwen3_omni_step:forward_step",
+    "step37_": "megatron.bridge.models.stepfun.step37_flickr8k_step:forward_step",
+    "gemma3_vl_": _IMAGES_AND_TEXT,
+    "gemma4_vl_": _IMAGES_AND_TEXT,
+    "glm_45v_": _IMAGES_AND_TEXT,
+    "kimi_k25_vl_": _IMAGES_AND_TEXT,
+    "ministral3_": _IMAGES_AND_TEXT,
+    "qwen25_vl_": _IMAGES_AND_TEXT,
+    "flux_": "megatron.bridge.diffusion.models.flux.flux_step:FluxForwardStep",
     "qwen3_vl_": "megatron.bridge.models.qwen_vl.qwen3_vl_step:forward_step",
     "qwen35_vl_": "megatron.bridge.models.qwen_vl.qwen3_vl_step:forward_step",
     "wan_": "megatron.bridge.diffusion.models.wan.wan_step:WanForwardStep",
@@ -64,6 +79,8 @@ _OLDER_NAMES = {"dataset.seq_length": "dataset.sequence_length"}
 _WITH_STEP = "overlap_param_gather_with_optimizer_step"
 # These prepare a first start; a resume loads the run's own checkpoint.
 _FIRST_START = frozenset(("checkpoint.load", "checkpoint.pretrained_checkpoint", "checkpoint.finetune"))
+# Adapters are added to the pretrained weights at every start, and only then read from the run's own checkpoint.
+_FIRST_START_OF_ADAPTERS = _FIRST_START - {"checkpoint.pretrained_checkpoint"}
 # Variables that name a cache of the hub's files.
 _HUB_CACHES = frozenset(("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
 _HUB_TOKENIZER = "HuggingFaceTokenizer"
@@ -74,7 +91,7 @@ _LEAVE_ON_SIGTERM = "train.exit_signal_handler"
 
 
 class Bridge(Engine):
-    """A recipe function of Megatron-Bridge with overrides in Bridge's own syntax, run by Bridge's `pretrain`."""
+    """A recipe of Megatron-Bridge with overrides in Bridge's own syntax, run by its `pretrain` or `finetune`."""
 
     name: ClassVar[str] = "bridge"
     description: ClassVar[EngineDescription] = EngineDescription(
@@ -86,7 +103,12 @@ class Bridge(Engine):
     )
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "Megatron-Bridge"}
     installation: ClassVar[str | None] = "set PYTHONPATH to the src folder of a release of Megatron-Bridge"
-    own_keys: ClassVar[tuple[str, ...]] = ("bridge.recipe", "bridge.overrides", "bridge.model")
+    own_keys: ClassVar[tuple[str, ...]] = (
+        "bridge.recipe",
+        "bridge.overrides",
+        "bridge.model",
+        "bridge.data",
+    )
     seed_key: ClassVar[str] = "rng.seed"
 
     def stated_seed(self, recipe: Recipe) -> int | None:
@@ -117,6 +139,11 @@ class Bridge(Engine):
         by_token = "HF_TOKEN" in stated.secrets and not offline
         if not by_token and not _HUB_CACHES & stated.environment.keys():
             yield from _read_from_the_hub(recipe, loaded)
+            data = fine_tuning.hub_data(recipe, loaded)
+            if data is not None:
+                message = f"the recipe reads the data set {data} from the Hugging Face hub when the job starts"
+                fix = f"name a local folder with {TRAINING_FILE} as bridge.data, if the data are text"
+                yield Problem("warning", "hub-data", message, loaded.where("bridge", "recipe"), fix)
         for file in recipe.missing_files:
             message = f"the recipe reads {file}, which the wheel of Megatron-Bridge {recipe.release} lacks"
             fix = "run it in an image of NeMo, or set PYTHONPATH to `src` of a source checkout"
@@ -126,6 +153,9 @@ class Bridge(Engine):
         recipe = _recipe(loaded)
         _refuse_untrained(recipe, loaded)
         found = settings(loaded, recipe)
+        problems = list(fine_tuning.problems(recipe, found, loaded))
+        if problems:
+            raise UserError(problems, ANSWER_IS_NO)
         found |= _runner_defaults(recipe, found, loaded)
         if loaded.recipe.checkpoint.dir is None:
             # By default, every Bridge recipe saves to its own folder.
@@ -142,6 +172,10 @@ class Bridge(Engine):
         ]
         if bridge_of(loaded.recipe).model is not None:
             arguments.append(Argument("model", (f"--model={bridge_of(loaded.recipe).model}",)))
+        if recipe.task != "pretrain":
+            arguments.append(Argument("task", (f"--task={recipe.task}",)))
+        if bridge_of(loaded.recipe).data is not None:
+            arguments.append(Argument("data", (f"--data={bridge_of(loaded.recipe).data}",)))
         if recipe.arguments:
             given = ",".join(f"{name}={value}" for name, value in recipe.arguments.items())
             arguments.append(Argument("arguments", (f"--arguments={given}",)))
@@ -192,6 +226,9 @@ class Bridge(Engine):
         stated = bridge_of(recipe)
         if stated.model is not None:
             found.append(NeededFile(("bridge", "model"), str(PurePath(stated.model, "config.json"))))
+        if stated.data not in (None, MOCK):
+            file = str(PurePath(str(stated.data), TRAINING_FILE))
+            found.append(NeededFile(("bridge", "data"), file, "data-missing"))
         named: dict[tuple[str, ...], Any] = {("checkpoint", "load"): recipe.checkpoint.load}
         for field, path, value in flat(stated.overrides):
             key = ("bridge", "overrides", *path)
@@ -232,7 +269,10 @@ class Bridge(Engine):
         if _LEAVE_ON_SIGTERM not in args.values:
             more.append(Argument(_LEAVE_ON_SIGTERM, (hydra(_LEAVE_ON_SIGTERM, True),)))
         resume = Argument("resume", (f"--resume={save}",))
-        return AttemptArguments.divided(save, args.arguments, _FIRST_START, resume, more)
+        first_start = _FIRST_START
+        if "--task=peft" in args.argv:
+            first_start = _FIRST_START_OF_ADAPTERS
+        return AttemptArguments.divided(save, args.arguments, first_start, resume, more)
 
 
 def _fields(*sections: str) -> Iterator[str]:
@@ -260,8 +300,11 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
     overrides = {field: value for field, _, value in flat(bridge_of(loaded.recipe).overrides)}
     kind = overrides.get("tokenizer.tokenizer_type", _HUB_TOKENIZER if recipe.tokenizer else None)
     tokenizer = overrides.get("tokenizer.tokenizer_model", recipe.tokenizer)
-    # Bridge reads a path from the disk; `bridge.model` replaces the model's configuration only.
-    if kind == _HUB_TOKENIZER and isinstance(tokenizer, str) and not tokenizer.startswith(("/", ".", "~")):
+    # Bridge reads a path from the disk. `bridge.model` replaces the tokenizer only if its folder has one.
+    local = tokenizer is None or str(tokenizer).startswith(("/", ".", "~"))
+    if model is not None and any(Path(model, name).is_file() for name in TOKENIZER_FILES):
+        local = True
+    if kind == _HUB_TOKENIZER and not local:
         message = f"the recipe reads the tokenizer of {tokenizer} from the Hugging Face hub when the job starts"
         size = attributes.of_recipe(recipe, model).get("vocab_size", "SIZE")
         fix = (
@@ -272,20 +315,31 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
 
 
 def _refuse_untrained(recipe: BridgeRecipe, loaded: LoadedRecipe) -> None:
-    if recipe.task not in TASKS:
-        message = f"{recipe.name} is for {recipe.task}; only recipes for {', '.join(TASKS)} can be run by name"
+    tasks: tuple[str, ...] = TASKS
+    if recipe.release in _OF_SCRIPTS:
+        tasks = _TASKS_OF_SCRIPTS
+    if recipe.task not in tasks:
+        message = (
+            f"{recipe.name} is for {recipe.task}; only recipes of Megatron-Bridge {recipe.release} for "
+            f"{', '.join(tasks)} can be run by name"
+        )
         raise UserError([Problem("error", "bridge-task", message, loaded.where("bridge", "recipe"))], ANSWER_IS_NO)
 
 
 def _runner_defaults(recipe: BridgeRecipe, found: dict[str, Setting], loaded: LoadedRecipe) -> dict[str, Setting]:
     """Return the settings that Bridge's own runner adds to the recipe.
 
+    It adds none to recipes of the library, which save to `nemo_experiments` in the current folder and continue from
+    what they find there. Here, a run has its own folder, and starts from what the recipe names.
+
     Sources: `_apply_benchmark_runtime_defaults` of run_recipe.py, 0.6.0; up to 0.5 `set_post_overrides` of
     scripts/performance/utils/overrides.py and the garbage collection of perf_plugins.py.
     """
     values: dict[str, Any] = {}
     optimizer = as_mapping(recipe.sections.get("optimizer")).get("optimizer", "adam")
-    if recipe.precision == "bf16" and optimizer == "adam":
+    if recipe.library or recipe.task != "pretrain":
+        values |= {"checkpoint.load": None, "logger.tensorboard_dir": None}
+    if recipe.precision == "bf16" and optimizer == "adam" and not recipe.library:
         values["optimizer.use_precision_aware_optimizer"] = True
     if recipe.release in _OF_SCRIPTS:
         values |= {"train.manual_gc": True, "train.manual_gc_interval": 100}

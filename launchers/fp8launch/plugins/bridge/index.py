@@ -1,4 +1,4 @@
-"""The index of Megatron-Bridge's performance recipes, by release and name.
+"""The index of Megatron-Bridge's recipes, by release and name: performance recipes and, since 0.6, the library.
 
 `tools/bridge_recipes.py` makes the data from Bridge's source: it calls each recipe function and records what it sets.
 Recipes of 0.4 and 0.5 are functions with arguments; their names here have the form that Bridge uses since 0.6.
@@ -11,15 +11,16 @@ import json
 import lzma
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fp8launch.diagnostics import error, nearest
+from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
 
 SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap", "dataset")
 _DATA = Path(__file__).with_name("recipes.json.xz")
+_LIBRARY = "megatron.bridge.recipes."
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,10 @@ class BridgeRecipe:
     as far as the recipe sets them. `settings` are the fields that it sets on the model, by Megatron's names;
     `sections` are the fields of SECTIONS that differ from Bridge's defaults. `tokenizer` is the hub model whose
     tokenizer a job reads; None if it reads none, and for every recipe before 0.6. `missing_files` are files of Bridge
-    that the recipe reads and the release's wheel lacks.
+    that the recipe reads and the release's wheel lacks, `missing_sizes` sizes of the model that it leaves to the user.
+
+    `data` has the class of the data, the data set on the hub and the length of packed sequences; `peft` has the class
+    of the adapters and the settings that differ from its defaults. Library and fine-tuning recipes have both.
     """
 
     release: str
@@ -56,10 +60,23 @@ class BridgeRecipe:
     sections: Mapping[str, Any]
     tokenizer: str | None = None
     missing_files: tuple[str, ...] = ()
+    missing_sizes: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    peft: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def library(self) -> bool:
+        """Whether the recipe is for training. Performance recipes are for measuring the speed of a few steps."""
+        return self.module.startswith(_LIBRARY)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON shows it."""
-        return {**vars(self), "hub": list(self.hub), "missing_files": list(self.missing_files)}
+        return {
+            **vars(self),
+            "hub": list(self.hub),
+            "missing_files": list(self.missing_files),
+            "missing_sizes": list(self.missing_sizes),
+        }
 
 
 @functools.cache
@@ -81,19 +98,26 @@ def recipes_of(release: str) -> Mapping[str, BridgeRecipe]:
 def find(name: str, release: str | None = None, where: str | None = None) -> BridgeRecipe:
     """Return the recipe with this name, by default from the newest release that has it.
 
-    Raises UserError at `where` for an unknown name, with the nearest known name in the message.
+    The name may be one of Bridge's aliases, such as `llama32_1b_sft_config`. Raises UserError at `where` for an unknown
+    name, with the nearest known name in the message, and for a recipe that Bridge refuses to build.
     """
     asked = tuple(reversed(releases()))
     if release:
         asked = (release,)
     for each in asked:
-        if name in recipes_of(each):
-            return recipes_of(each)[name]
+        known = recipes_of(each)
+        own_name = _read()[each].get("aliases", {}).get(name, name)
+        if own_name in known:
+            return known[own_name]
+        reason = _read()[each].get("refused", {}).get(own_name)
+        if reason is not None:
+            message = f"Megatron-Bridge {each} refuses to build {own_name}: {reason}"
+            raise UserError([Problem("error", "bridge-task", message, where)], ANSWER_IS_NO)
     near = nearest(name, chain.from_iterable(map(recipes_of, asked)))
     fix = "`fp8launch recipes --engine bridge` lists them"
     if near:
         fix = f"did you mean '{near}'? {fix}"
-    message = f"there is no performance recipe '{name}' in Megatron-Bridge {', '.join(reversed(asked))}"
+    message = f"there is no recipe '{name}' in Megatron-Bridge {', '.join(reversed(asked))}"
     raise error("unknown-bridge-recipe", message, where, fix)
 
 
@@ -162,4 +186,7 @@ def _recipe(release: str, name: str, entry: Mapping[str, Any]) -> BridgeRecipe:
         sections=sections,
         tokenizer=entry.get("tokenizer"),
         missing_files=tuple(entry.get("missing_files", ())),
+        missing_sizes=tuple(entry.get("missing_sizes", ())),
+        data=entry.get("data", {}),
+        peft=entry.get("peft", {}),
     )

@@ -1,4 +1,4 @@
-"""`fp8launch recipes --engine bridge`: NVIDIA's performance recipes, and the throughput that NVIDIA publishes."""
+"""`fp8launch recipes --engine bridge`: NVIDIA's recipes, and the throughput that NVIDIA publishes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fp8launch.diagnostics import UserError, did_you_mean, error
 from fp8launch.plugins.bridge import index
 from fp8launch.plugins.bridge.index import BridgeRecipe
 from fp8launch.plugins.bridge.published import PublishedRow, recipe_of, rows, rows_of, why_unattributed
+from fp8launch.wording import counted
 
 # `gpu`, `model` and `precision`; None for any.
 Filters = Mapping[str, str | None]
@@ -41,7 +42,7 @@ def _show_recipes(release: str, filters: Filters, as_json: bool) -> None:
         throughput = f"{figures[0].tokens_per_s_per_gpu:,}" if figures else ""
         table.append((recipe.name, _layout(recipe), f"{recipe.micro_batch} of {recipe.global_batch}", throughput))
     others = ", ".join(index.releases()[:-1])
-    eprint(f"{len(found)} recipes of Megatron-Bridge {release}; other releases: {others}")
+    eprint(f"{counted(len(found), 'recipe')} of Megatron-Bridge {release}; other releases: {others}")
     columns = ["recipe", "layout", "batch", "published (tokens/s/GPU)"]
     show_table(columns, table, unbroken=("recipe",), drop=("layout", "batch"))
 
@@ -71,6 +72,8 @@ def _explain(recipe: BridgeRecipe, as_json: bool) -> None:
         "batch": f"micro batch {recipe.micro_batch}, global batch {recipe.global_batch}",
         "sequence": str(recipe.sequence),
         "iterations": str(recipe.iterations),
+        "task": recipe.task,
+        "data": _data(recipe),
         "reads from the hub": ", ".join(filter(None, dict.fromkeys((*recipe.hub, recipe.tokenizer)))) or "nothing",
     }
     for row in rows_of(recipe):
@@ -87,6 +90,14 @@ def _explain(recipe: BridgeRecipe, as_json: bool) -> None:
             echo(f"{section}:")
             for key, value in sorted(values.items()):
                 echo(f"  {key}: {value}")
+
+
+def _data(recipe: BridgeRecipe) -> str:
+    """Return the data that a recipe reads, as far as the index knows it."""
+    text = str(recipe.data.get("hub") or recipe.data.get("folder") or recipe.data.get("class") or "random tokens")
+    if "packed" in recipe.data:
+        text += f", packed to {recipe.data['packed']} tokens"
+    return text
 
 
 def _record(recipe: BridgeRecipe) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def why_unattributed(row: PublishedRow) -> str | None:
         return None
     if row.release is None:
         return f"NeMo {row.container} has a Megatron-Bridge before {min(_RELEASES.values())}"
-    of_model = [one for one in recipes_of(row.release).values() if plain(one.model) == plain(row.model)]
+    of_model = [one for one in _measured(row.release) if plain(one.model) == plain(row.model)]
     if not of_model:
         return f"the index of {row.release} has no recipe of this model"
     near = [one for one in of_model if _of_kind(row, one) and one.gpus == row.gpus]
@@ -99,6 +99,11 @@ def why_unattributed(row: PublishedRow) -> str | None:
     if not differing:
         return f"more than one recipe of {row.release} has these settings"
     return f"{nearest.name} of {row.release} has {', '.join(differing)}"
+
+
+def _measured(release: str) -> list[BridgeRecipe]:
+    """Return the recipes that NVIDIA measures: performance recipes, and none of the library."""
+    return [recipe for recipe in recipes_of(release).values() if not recipe.library]
 
 
 def _differing(row: PublishedRow, recipe: BridgeRecipe) -> list[str]:
@@ -117,7 +122,7 @@ def _attribution() -> Mapping[int, BridgeRecipe]:
     """Return the recipe of each row that belongs to exactly one, by the row's number."""
     by_model: dict[tuple[str, str], list[BridgeRecipe]] = {}
     for release in sorted({row.release for row in rows() if row.release}):
-        for recipe in recipes_of(release).values():
+        for recipe in _measured(release):
             by_model.setdefault((release, plain(recipe.model)), []).append(recipe)
     found = {}
     for row in rows():

@@ -28,6 +28,7 @@ CUDA = "13.2.1"
 _NOT_BUILT = {
     "_vl_": "models with a vision encoder",
     "wan_": "diffusion models",
+    "flux_": "diffusion models",
     "deepseek_v4_": "models with DeepSeek-V4's attention, which Megatron-Core 0.19 lacks,",
 }
 # Megatron-LM computes these from other arguments, or they tell Bridge where to read a model.
@@ -57,6 +58,8 @@ def step_arguments(
 
     Raises NotRehearsable for a model whose shape is not known here, or that the entry does not build.
     """
+    if recipe.task != "pretrain":
+        raise NotRehearsable("fine-tuning with Bridge cannot be rehearsed")
     for part, models in _NOT_BUILT.items():
         if part in recipe.name:
             raise NotRehearsable(f"{models} of Bridge cannot be rehearsed")

@@ -51,7 +51,9 @@ def settings(loaded: LoadedRecipe, recipe: BridgeRecipe) -> dict[str, Setting]:
         found[field] = Setting(value, where)
     if problems:
         raise UserError(dict.fromkeys(problems))
-    if _BATCH not in found and loaded.recipe.batch.scaling == "weak":
+    # Bridge's runner scales the batch of performance recipes only.
+    scales = not recipe.library or loaded.tree.at(("batch", "scaling")) is not None
+    if scales and _BATCH not in found and loaded.recipe.batch.scaling == "weak":
         scaled = _scaled_batch(found, loaded, recipe)
         if scaled.value != recipe.global_batch:
             found[_BATCH] = scaled

@@ -1,12 +1,13 @@
 """One process of a training by Megatron-Bridge: `python bridge.py -- OPTIONS... SECTION.FIELD=VALUE...`
 
-Calls the named recipe function, applies the overrides with Bridge's own code, and starts Bridge's own `pretrain`, in
-the order of Bridge's own runner (scripts/training/run_recipe.py of 0.6.0). Started like worker.py, after the same
-preparation; exit codes and environment are the same. Requires no packages in addition to Bridge.
+Calls the named recipe function, applies the overrides with Bridge's own code, and starts Bridge's own `pretrain` or
+`finetune`, in the order of Bridge's own runner (scripts/training/run_recipe.py of 0.6.0). Started like worker.py, after
+the same preparation; exit codes and environment are the same. Requires no packages in addition to Bridge.
 
 Options: --recipe MODULE:FUNCTION; --arguments NAME=VALUE,..., for the function (recipes up to 0.5 have arguments);
---step MODULE:NAME, the forward step; --release, the recipe's release; --model FOLDER, read instead of the hub; --resume
-FOLDER, the run's own checkpoints.
+--step MODULE:NAME, the forward step; --release, the recipe's release; --model FOLDER, read instead of the hub; --task
+sft|peft, for fine-tuning; --data FOLDER, with its `training.jsonl`, or `mock`; --resume FOLDER, the run's own
+checkpoints.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -28,9 +29,10 @@ if __name__ == "__main__":
 
 from fp8launch.injob.rank import probe, worker
 from fp8launch.injob.supervisor import checkpoints
-from fp8launch.plugins.bridge.injob import absent_packages, bridge_release
+from fp8launch.plugins.bridge.injob import absent_packages, bridge_release, fine_tuning, local_files
 
 _LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
+_FINE_TUNING = "megatron.bridge.training.finetune"
 _HUB = "megatron.bridge.models.conversion.auto_bridge"
 _OVERRIDES = "megatron.bridge.training.utils.omegaconf_utils"
 _OF_SCRIPTS = "configs."
@@ -59,6 +61,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--step", required=True, metavar="MODULE:NAME")
     parser.add_argument("--release", default="")
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--task", choices=("sft", "peft"))
+    parser.add_argument("--data")
     parser.add_argument("--resume", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="SECTION.FIELD=VALUE")
     # torchrun's own parser removes the separator.
@@ -91,7 +95,12 @@ def import_bridge(ours: argparse.Namespace) -> None:
     recipes = ours.recipe.partition(":")[0]
     if recipes.startswith(_OF_SCRIPTS):
         find_scripts()
-    import_modules((_LOOP, _TRAIN, _HUB, _OVERRIDES, recipes, ours.step.partition(":")[0]))
+    modules = [_LOOP, _TRAIN, _HUB, _OVERRIDES, recipes, ours.step.partition(":")[0]]
+    if ours.task:
+        modules.append(_FINE_TUNING)
+    if ours.data:
+        modules.append(fine_tuning.DATASETS)
+    import_modules(modules)
 
 
 def import_modules(modules: Sequence[str]) -> None:
@@ -158,8 +167,15 @@ def read_model_from(folder: Path) -> None:
     bridge.from_hf_pretrained = classmethod(from_folder)
 
 
-def configuration(recipe: str, overrides: Sequence[str], given: Mapping[str, str]) -> Any:
-    """The configuration that a recipe function makes of its arguments, with the overrides."""
+def configuration(
+    recipe: str,
+    overrides: Sequence[str],
+    given: Mapping[str, str],
+    task: str | None = None,
+    data: str | None = None,
+    model: Path | None = None,
+) -> Any:
+    """The configuration that a recipe function makes of its arguments, with data, tokenizer and overrides."""
     module, _, function = recipe.partition(":")
     build = getattr(importlib.import_module(module), function, None)
     if build is None:
@@ -181,12 +197,18 @@ def configuration(recipe: str, overrides: Sequence[str], given: Mapping[str, str
             f"the model's configuration could not be read from the hub: {reason}; name a local folder with its "
             "config.json as bridge.model, or pass HF_TOKEN by name: `secrets: [HF_TOKEN]`",
         )
+    if data:
+        fine_tuning.use_data(config, data)
+    if model is not None:
+        fine_tuning.use_tokenizer(config, model)
     omegaconf: Any = importlib.import_module(_OVERRIDES)
     try:
         omegaconf.process_config_with_overrides(config, cli_overrides=list(overrides) or None)
     except omegaconf.OverridesError as refused:
         worker.stop(worker.WRONG_REQUEST, f"Megatron-Bridge refuses an override: {refused}")
     _rebuild_pipeline_layout(config, overrides)
+    if task:
+        fine_tuning.align(config)
     length = getattr(config.dataset, "seq_length", None) or getattr(config.dataset, "sequence_length", None)
     if length is not None and hasattr(config.model, "seq_length"):
         config.model.seq_length = length
@@ -201,12 +223,18 @@ def configured(ours: argparse.Namespace) -> Any:
     if ours.resume:
         overrides += resume(ours.resume)
     overrides += stop_in_time(ours.overrides)
-    return configuration(ours.recipe, overrides, ours.arguments)
+    return configuration(ours.recipe, overrides, ours.arguments, ours.task, ours.data, ours.model)
 
 
-def train(config: Any, step: str) -> None:
-    """Bridge's own training, with the forward step of this name."""
-    importlib.import_module(_LOOP).pretrain(config, forward_step(step))
+def train(config: Any, step: str, task: str | None = None, data: str | None = None) -> None:
+    """Bridge's own training, with the forward step of this name.
+
+    On random tokens Bridge's own runner measures the speed of fine-tuning with `pretrain`, without a checkpoint.
+    """
+    if task and data != local_files.MOCK:
+        importlib.import_module(_FINE_TUNING).finetune(config, forward_step(step, "finetune"))
+    else:
+        importlib.import_module(_LOOP).pretrain(config, forward_step(step))
 
 
 def _rebuild_pipeline_layout(config: Any, overrides: Sequence[str]) -> None:
@@ -230,17 +258,24 @@ def adapt_to_cpu(config: Any) -> None:
     config.dist.distributed_backend = "gloo"
     local_layers(config.model)
     config.optimizer.use_precision_aware_optimizer = False  # Transformer Engine's Adam
+    if getattr(config.dataset, "enable_offline_packing", False):
+        # Megatron's own attention refuses several sequences in one.
+        config.dataset.enable_offline_packing, config.dataset.offline_packing_specs = False, None
+    if config.peft is not None:
+        # Bridge finds names for Transformer Engine's layers in Megatron-Core, but on a machine without it no classes.
+        adapters: Any = importlib.import_module("megatron.bridge.peft.utils")
+        adapters.HAVE_TE = False
 
 
-def forward_step(name: str) -> Any:
-    """The forward step of a name; a class is made one of."""
+def forward_step(name: str, mode: str = "pretrain") -> Any:
+    """The forward step of a name; a class is made one of, for a mode that Bridge's runner names."""
     module, _, attribute = name.partition(":")
     step: Any = getattr(importlib.import_module(module), attribute)
     if not inspect.isclass(step):
         return step
     make: Any = step
     if "mode" in inspect.signature(make).parameters:
-        return make(mode="pretrain")
+        return make(mode=mode)
     return make()
 
 
@@ -265,7 +300,7 @@ def main() -> None:
     if device == "cpu":
         adapt_to_cpu(config)
     probe.install(_TRAIN, lambda: asked_for(config))
-    worker.run_to_the_end(lambda: train(config, ours.step))
+    worker.run_to_the_end(lambda: train(config, ours.step, ours.task, ours.data))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""The data and tokenizer of a fine-tuning run, and what Bridge's own runner aligns before it starts one.
+
+Sources: scripts/training/run_recipe.py and recipe_runner.py of 0.6.0, recipes/utils/dataset_utils.py and
+data/builders/gpt_sft.py of 0.6.2.
+"""
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fp8launch.injob.rank import worker
+from fp8launch.plugins.bridge.injob.local_files import MOCK, TOKENIZER_FILES, TRAINING_FILE
+
+DATASETS = "megatron.bridge.recipes.utils.dataset_utils"
+# A line with one of these is a conversation, which the tokenizer's chat template makes a text of.
+_CONVERSATIONS = ("messages", "conversation", "conversations")
+# Keys of a prompt and its completion.
+_PAIRS = (("input", "output"), ("prompt", "completion"))
+
+
+def use_data(config: Any, data: str) -> None:
+    """Let a run train on a folder's `training.jsonl`, or on random tokens, instead of the recipe's data."""
+    datasets: Any = importlib.import_module(DATASETS)
+    if data == MOCK:
+        config.dataset = datasets.build_dataset_config(config, "mock")
+        config.dataset.split = "99990,8,2"  # as in Bridge's runner, whose benchmarks are short
+        return
+    folder = Path(data)
+    config.dataset = dataclasses.replace(
+        config.dataset,
+        dataset_root=str(folder),
+        hf_dataset=None,
+        hf_validation_dataset=None,
+        hf_test_dataset=None,
+        hf_output_root=None,
+        hf_validation_proportion=None,
+        hf_rewrite=False,
+        preprocessing=_preprocessing(datasets, folder / TRAINING_FILE),
+        do_validation=(folder / "validation.jsonl").is_file(),
+        do_test=(folder / "test.jsonl").is_file(),
+    )
+    if not config.dataset.do_validation:
+        config.validation.eval_iters = 0
+
+
+def _preprocessing(datasets: Any, file: Path) -> Any:
+    """Return how Bridge reads a file's lines, by the keys of the first one. Exits if it is neither kind."""
+    first: Any = None
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = json.loads(next((line for line in lines if line.strip()), "null"))
+    except OSError as failure:
+        worker.stop(worker.MACHINE_LACKS, f"bridge.data: {file} cannot be read: {failure.strerror}")
+    except ValueError:
+        pass  # reported below
+    keys = set(first) if isinstance(first, dict) else set()
+    if keys.intersection(_CONVERSATIONS):
+        return datasets.ChatSFTPreprocessingConfig()
+    fitting = [pair for pair in _PAIRS if keys.issuperset(pair)]
+    if not fitting:
+        pairs = " or ".join(f"`{prompt}` and `{completion}`" for prompt, completion in _PAIRS)
+        worker.stop(
+            worker.WRONG_REQUEST,
+            f"bridge.data: the first line of {file} must be a JSON object with `{_CONVERSATIONS[0]}`, or with {pairs}",
+        )
+    prompt, completion = fitting[0]
+    return datasets.PromptCompletionSFTPreprocessingConfig(
+        prompt_column=prompt, completion_column=completion, separator=" "
+    )
+
+
+def use_tokenizer(config: Any, folder: Path) -> None:
+    """Read the tokenizer from the model's folder instead of the hub, if the folder has one."""
+    if config.tokenizer.tokenizer_type != "HuggingFaceTokenizer":
+        return
+    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+        config.tokenizer.tokenizer_model = str(folder)
+
+
+def align(config: Any) -> None:
+    """Set what Bridge requires of the loss with context parallelism, and pad packed sequences for the layout.
+
+    Bridge's runner does both for every fine-tuning run, and its `validate` raises without the first.
+    """
+    dataset, model = config.dataset, config.model
+    if not hasattr(dataset, "enable_offline_packing") and not hasattr(dataset, "enable_in_batch_packing"):
+        return
+    contexts = {model.context_parallel_size}
+    if getattr(config.dist, "eval_context_parallel_size", None) is not None:
+        contexts.add(config.dist.eval_context_parallel_size)
+    if max(contexts) > 1:
+        model.calculate_per_token_loss = True
+        config.ddp.average_in_collective = False
+    if not getattr(dataset, "enable_offline_packing", False):
+        return
+    packing = dataset.offline_packing_specs
+    packing.packed_sequence_size = dataset.seq_length
+    shards = 1
+    if model.sequence_parallel:
+        shards = model.tensor_model_parallel_size
+    multiples = [size * 2 for size in contexts if size > 1] + [size * shards for size in contexts if shards > 1]
+    packing.pad_seq_to_mult = math.lcm(packing.pad_seq_to_mult or 1, *multiples)
