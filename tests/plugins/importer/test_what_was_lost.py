@@ -14,6 +14,7 @@ from support import only, refused
 
 from fp8launch.cli import run
 from fp8launch.diagnostics import Problem
+from fp8launch.job.prepared import prepare
 from fp8launch.megatron.schema import load_schema, supported_versions
 from fp8launch.plugins.importer.from_argv import import_text
 from fp8launch.plugins.importer.launch_script import read_launch
@@ -384,3 +385,25 @@ echo done
 def test_a_script_without_setup_and_with_an_unknown_folder_has_nothing_to_report(script: str) -> None:
     _, problems = imported(f"python {script} {SHAPE}")
     assert not {"import-setup", "import-checkout"} & set(codes(problems))
+
+
+def test_variables_that_env_sets() -> None:
+    start = "env NCCL_DEBUG=INFO HF_TOKEN=$HF_TOKEN OMP_NUM_THREADS=2 torchrun --nproc-per-node 8"
+    recipe, problems = imported(f"{start} pretrain_gpt.py {SHAPE}")
+    assert recipe["env"] == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 2}
+    assert recipe["secrets"] == ["HF_TOKEN"]
+    assert codes(problems) == ["default-tokenizer"]
+    recipe, _ = imported(f"torchrun pretrain_gpt.py {SHAPE} --save NCCL_DEBUG=INFO")
+    assert "env" not in recipe
+
+
+@pytest.mark.parametrize("name", ["tiny_cpu", "llama70b_tensorwise_h100"])
+def test_a_script_of_this_project_is_its_recipe_again(name: str) -> None:
+    recipe, problems = imported((Path(__file__).parents[3] / "slurm" / f"{name}.sbatch").read_text())
+    assert set(codes(problems)) <= {"import-unresolved", "import-env"}
+    assert "launch" not in recipe
+    values = prepare(name).args.values
+    assert recipe["model"]["num_layers"] == values["num_layers"]
+    assert recipe["batch"]["global"] == values["global_batch_size"]
+    assert (recipe["train"]["iterations"], recipe["train"]["lr"]) == (values["train_iters"], values["lr"])
+    assert recipe["env"]["CUDA_DEVICE_MAX_CONNECTIONS"] == 1

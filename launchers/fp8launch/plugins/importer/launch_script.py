@@ -13,7 +13,7 @@ from fp8launch.diagnostics import Problem, UserError
 from fp8launch.megatron.schema import FlagSchema, load_schema
 from fp8launch.plugins.importer.launch import Launch
 from fp8launch.plugins.importer.launch_options import SlurmWords, read_options, sbatch_lines
-from fp8launch.plugins.importer.launch_sections import entry, environment, resources_and_container
+from fp8launch.plugins.importer.launch_sections import assigned_by_env, entry, environment, resources_and_container
 from fp8launch.plugins.importer.omitted_setup import omitted_setup
 from fp8launch.plugins.importer.shell_interpreter import read_list, read_script
 from fp8launch.plugins.importer.shell_reading import Reading
@@ -151,7 +151,8 @@ def _script(text: str, name: str, schema: FlagSchema, start: ScriptStart) -> Lau
         before = []
     argv, more = without_holes([*before, *training.arguments], holes, load_schema(schema.version, script), name)
     problems += more
-    env, secrets, more = environment(command.env, holes, name)
+    exported = {**command.env, **assigned_by_env(command.words[: training.start])}
+    env, secrets, more = environment(exported, holes, name)
     problems += more
     around = [*chain.from_iterable(command.wrappers), *command.words[: training.start]]
     resources, container, more = resources_and_container(slurm, around, holes, where)

@@ -23,6 +23,21 @@ _NOT_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH")
 _SIZE = re.compile(r"--?(N|n|t|c|nodes|nnodes|nproc|ntasks|gpus|gres|time|cpus|container)([-_=]|$)")
 # Megatron-LM's GPT pre-training, which fp8launch's own entry replaces.
 OWN_ENTRY = "pretrain_gpt.py"
+# The same in scripts that fp8launch wrote.
+_OWN_PROGRAM = "injob/rank/worker.py"
+
+
+def assigned_by_env(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables of `env NAME=VALUE... PROGRAM` at the start of a command."""
+    found: dict[str, str] = {}
+    if not words or PurePosixPath(words[0]).name != "env":
+        return found
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            break
+        found[name] = value
+    return found
 
 
 def environment(
@@ -98,7 +113,7 @@ def entry(training: Training, holes: Holes, where: str) -> tuple[dict[str, objec
         fix = "write a script that runs the module (runpy.run_module), and name it in launch.script"
         return {}, [Problem("error", "import-module", message, where, fix)]
     script = training.script
-    if script is None or PurePosixPath(holes.shown(script)).name == OWN_ENTRY:
+    if script is None or holes.shown(script).endswith((f"/{OWN_ENTRY}", _OWN_PROGRAM)) or script == OWN_ENTRY:
         return {}, []
     if is_known(script) and script.startswith("/"):
         return {"script": script}, []

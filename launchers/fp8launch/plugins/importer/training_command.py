@@ -21,6 +21,8 @@ _RUNNERS = ("launch", "srun", "mpirun", "mpiexec", "sbatch", "salloc", "numactl"
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Scripts print the training command before they run it.
 _PRINTING = ("echo", "printf")
+# Portable scripts of fp8launch pass it the training's arguments, too.
+_RECORDER = "injob/slurm/portable_run.py"
 # A command without a script and with fewer flags is another program that shares a few names.
 _FEW = 3
 
@@ -64,8 +66,10 @@ def other_trainings(reading: Reading, schema: FlagSchema, chosen: Training, name
 
 
 def _that_run(reading: Reading) -> Iterator[Command]:
-    """Return the commands that start a program, without those that only print their words."""
-    return (command for command in reading.commands if command.words[0] not in _PRINTING)
+    """Return the commands that start a program, without those that only print or record their words."""
+    for command in reading.commands:
+        if command.words[0] not in _PRINTING and not any(word.endswith(_RECORDER) for word in command.words):
+            yield command
 
 
 def argument_variables(reading: Reading, schema: FlagSchema) -> dict[str, list[str]]:
@@ -100,7 +104,8 @@ def _training(command: Command, schema: FlagSchema) -> Training:
             if not _LAUNCHER_MODULES.fullmatch(words[at + 1]):
                 return Training(command, at + 2, module=words[at + 1])
         elif word.endswith(".py") and not word.startswith("-"):
-            return Training(command, at + 1, script=word)
+            # Programs of Python's argparse take `--` in front of their arguments.
+            return Training(command, at + 2 if words[at + 1 : at + 2] == ("--",) else at + 1, script=word)
         elif is_flag(word, schema):
             return Training(command, _first_argument(words, at))
     return Training(command, len(words))
