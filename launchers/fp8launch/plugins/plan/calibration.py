@@ -133,8 +133,8 @@ def keep(raw: bytes, where: str, cluster: Cluster) -> tuple[Rates, Path]:
             raise error("calibrate", message, where, "measure on a GPU node, for example with srun --gpus=1")
         known = ", ".join(name.upper() for name, each in GPUS.items() if each.model is not None)
         message = (
-            f"the speed model has no figures for {rates.device!r}: it knows {known}, H100 and H200 only as SXM cards, "
-            "because PCIe and NVL cards have other peaks, memory and links"
+            f"the speed model has no figures for {rates.device!r}: it knows {known}. H100 and H200 are the SXM cards; "
+            "PCIe and NVL cards have other peaks, memory and links"
         )
         raise error("calibrate", message, where, "calibrate on one of these GPUs; other cards cannot be predicted")
     file = rates_file(cluster)
