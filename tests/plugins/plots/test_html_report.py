@@ -108,7 +108,7 @@ def test_results_differences_runs_and_rule(text: str, large: Comparison) -> None
     assert any("out-of-memory" in cell for cell in results[-1])
     assert {row[0] for row in differences[1:]} >= {"precision", "world_size", "global_batch_size"}
     assert len(runs) == 1 + 27
-    assert f"iterations that count: {RULE}" in unescape(text), "a file on the disk of the author is of no use here"
+    assert f"iterations that count for the speed: a{RULE[1:]}" in unescape(text), "a reader of the page has no docs/"
     assert "docs/" not in text
     assert "fp8launch submit made" in text
 
@@ -148,7 +148,7 @@ def test_a_study_is_explained_below_its_table(rates: Comparison) -> None:
     for words in ("only 2 seeds", "speed: differences not tested", "loss at the end: mean of the last 5 "):
         assert table < text.index(words) < pictures_begin
         assert text.count(words) == 1
-    assert "with 0.0070&nbsp;±&nbsp;0.0028, next" in text, "numbers of the headline stay on one line"
+    assert "lr&nbsp;0.01 with 0.0070&nbsp;±&nbsp;0.0028, next" in text, "numbers of the headline stay on one line"
     runs = Page(text).tables[-1]
     assert runs[0] == ["run", "variant", "seed", "status", "loss at the end", "step time (ms)", "log lines counted",
                        "dropped as warm-up"]  # fmt: skip

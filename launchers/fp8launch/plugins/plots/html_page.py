@@ -35,6 +35,8 @@ from fp8launch.wording import counted
 
 # A longer part of a name does not fit on a phone, so it may break after a separator.
 LONGEST_PART = 36
+# A name of at most this many characters stays on one line of the headline.
+LONGEST_UNBROKEN = 16
 
 
 def quiet(text: str) -> str:
@@ -212,6 +214,8 @@ pre { background: var(--soft); padding: .7rem; border-radius: 6px; font-size: .8
   td, td.number { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; text-align: right;
     overflow-wrap: anywhere }
   td::before { content: attr(data-label); color: var(--quiet); text-align: left; flex: none; max-width: 60% }
+  dl { display: grid; grid-template-columns: auto 1fr; gap: .1rem .8rem; align-items: baseline }
+  dl div { display: contents }
   .interval { flex-basis: 100% } td:empty { display: none }
 }
 """
@@ -234,7 +238,8 @@ def to_html(comparison: Comparison) -> str:
         # Pictures are easier to read than a long table, so they come first.
         parts = [_head(comparison), *drawn, *tables]
     further = [line for line in remarks(comparison) if line not in explanations(comparison)]
-    parts.append(_section("Remarks", _list([*further, f"iterations that count: {comparison.rule}"])))
+    rule = comparison.rule[:1].lower() + comparison.rule[1:]
+    parts.append(_section("Remarks", _list([*further, f"iterations that count for the speed: {rule}"])))
     differences = differences_table(comparison)
     if differences.rows:
         parts.append(_section("Differences", _html_table(differences)))
@@ -271,8 +276,12 @@ def _head(comparison: Comparison) -> str:
         f"<div><dt>{name}</dt><dd>{breakable(text)}</dd></div>"
         for name, text in (setup_of(comparison) | training_of(comparison)).items()
     )
+    headline = _unbroken(conclusion(comparison))
+    for label in labels:
+        if len(label) <= LONGEST_UNBROKEN:
+            headline = headline.replace(html.escape(label), html.escape(label).replace(" ", "&nbsp;"))
     spread = quiet(_spread_of_headline(comparison))
-    return f"<header><h1>{_unbroken(conclusion(comparison))}</h1>{spread}<dl>{facts}</dl>{quiet(about)}</header>"
+    return f"<header><h1>{headline}</h1>{spread}<dl>{facts}</dl>{quiet(about)}</header>"
 
 
 def _spread_of_headline(comparison: Comparison) -> str:
