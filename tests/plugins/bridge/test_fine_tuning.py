@@ -195,6 +195,17 @@ def test_the_check_says_what_data_are_read_from_the_hub() -> None:
     assert not warned("bridge.data=/data") and not warned("bridge.data=mock")
 
 
+def test_a_tokenizer_in_the_folder_of_the_model_is_not_downloaded(tmp_path: Path) -> None:
+    def tokenizer() -> list[str]:
+        found = check(prepare(SFT, [BASE, f"bridge.model={tmp_path}"]), layers=("rules",)).problems
+        return [str(problem.fix) for problem in found if problem.code == "hub-tokenizer"]
+
+    # Words that are only numbers, which mock data for pre-training need, are none for text.
+    assert len(tokenizer()) == 1 and "NullTokenizer" not in tokenizer()[0]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert not tokenizer()
+
+
 def test_the_folder_of_the_data_must_have_its_first_file(tmp_path: Path) -> None:
     def codes() -> list[str]:
         sets = [f"checkpoint.pretrained_checkpoint={tmp_path}", f"bridge.data={tmp_path}"]

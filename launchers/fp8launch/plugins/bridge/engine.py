@@ -307,10 +307,10 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
     if kind == _HUB_TOKENIZER and not local:
         message = f"the recipe reads the tokenizer of {tokenizer} from the Hugging Face hub when the job starts"
         size = attributes.of_recipe(recipe, model).get("vocab_size", "SIZE")
-        fix = (
-            f"for mock data: --set tokenizer.tokenizer_type=NullTokenizer --set tokenizer.vocab_size={size}; else name "
-            f"a local folder (--set tokenizer.tokenizer_model=/path), {token}"
-        )
+        fix = f"name a local folder (--set tokenizer.tokenizer_model=/path), {token}"
+        if recipe.task == "pretrain":
+            null = f"--set tokenizer.tokenizer_type=NullTokenizer --set tokenizer.vocab_size={size}"
+            fix = f"for mock data: {null}; else {fix}"
         yield Problem("warning", "hub-tokenizer", message, where, fix)
 
 
