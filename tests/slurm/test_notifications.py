@@ -44,16 +44,25 @@ def test_the_job_sends_one_message(site: Site) -> None:
         assert sorted(message["state"] for message in messages) == ["completed", "completed"]
         for folder in (site.runs / run, site.runs / study):
             for file in filter(Path.is_file, folder.rglob("*")):
-                assert b"s3cr3t" not in file.read_bytes(), file
+                assert url.encode() not in file.read_bytes(), file
 
 
-def test_a_job_that_is_cancelled(site: Site) -> None:
+def test_a_job_that_is_requeued_and_then_cancelled(site: Site) -> None:
     configured(site)
     with webhook(site.slurm.site.controller_address) as (url, messages):
         site.env["MY_WEBHOOK"] = url
         sleeps = script(site, "import time\nprint('sleeps', flush=True)\ntime.sleep(600)\n")
         run = site.submit("--yes", "--set", sleeps)
         wait_for(lambda: site.state(run)["state"] == "running" and "sleeps" in site.log(run).read_text(), 120)
+        job = site.state(run)["jobs"][-1]
+        site.slurm.run("scontrol", "requeue", job)
+        wait_for(lambda: site.slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING", 60)
+        assert "DUE TO JOB REQUEUE" in next((site.runs / run / "logs").glob("*.out")).read_text()
+        assert messages == []
+        # A requeued job starts after two minutes.
+        site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        wait_for(lambda: len(list((site.runs / run / "logs").glob("*.log"))) == 2, 180)
+        wait_for(lambda: "sleeps" in site.log(run).read_text(), 60)
         assert site.run("cancel", run).returncode == 0
         ended(site, run, "cancelled")
         wait_for(lambda: messages, 60)

@@ -13,6 +13,7 @@ import glob
 import json
 import math
 import os
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ LONGEST = 20.0
 # The status of a shell that SIGTERM ended. In its EXIT trap, bash shows the status of the last command instead: 0.
 _TERMINATED = (0, 143)
 _LARGEST_JSON = 16 << 20
+# What Slurm writes into the script's output before it ends the script; output of a requeued job is appended.
+_SLURM_ENDS = re.compile(r"\*\*\* JOB \S{1,60} ON \S{1,255} CANCELLED AT \S{1,40}(.{0,80}?)\*\*\*")
 # Rules that need to know nothing about the run but its log.
 _CODES = ("nan", "zero-grad-norm")
 
@@ -62,6 +65,9 @@ def end_of(folder: Path, attempt: str, status: int) -> End | None:
         return End(attempt, "failed", f"exit status {status}")
     if _mapping(folder / MANIFEST).get("cancelled"):
         return End(attempt, "cancelled", "by fp8launch cancel")
+    reasons = _SLURM_ENDS.findall(_batch_output(folder, attempt.rpartition("-")[0]))
+    if reasons and "REQUEUE" in reasons[-1]:
+        return None  # Slurm starts the job again
     return End(attempt, "interrupted", "the job was ended: cancelled, preempted or at its time limit")
 
 
