@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.rank import worker
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.plugins.bridge.injob.local_files import MOCK, TOKENIZER_FILES, TRAINING_FILE
 
 DATASETS = "megatron.bridge.recipes.utils.dataset_utils"
@@ -53,11 +54,11 @@ def _preprocessing(datasets: Any, file: Path) -> Any:
     """Return how Bridge reads a file's lines, by the keys of the first one. Exits if it is neither kind."""
     first: Any = None
     try:
-        with file.open(encoding="utf-8") as lines:
-            first = json.loads(next((line for line in lines if line.strip()), "null"))
+        with open_regular(file) as lines:
+            first = json.loads(next((line for line in lines if line.strip()), b"null"))
     except OSError as failure:
-        worker.stop(worker.MACHINE_LACKS, f"bridge.data: {file} cannot be read: {failure.strerror}")
-    except ValueError:
+        worker.stop(worker.MACHINE_LACKS, f"bridge.data: {file} cannot be read: {failure.strerror or failure}")
+    except (ValueError, RecursionError):
         pass  # reported below
     keys = set(first) if isinstance(first, dict) else set()
     if keys.intersection(_CONVERSATIONS):
