@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 from fp8launch.cli.output import eprint
 from fp8launch.job.job import Job
@@ -19,7 +20,7 @@ def notify_at_end(job: Job) -> list[str]:
     The address stays in the variable. Raises UserError for a bad configuration.
     """
     config = load_config().notify
-    if config.webhook_variable is None:
+    if config.webhook_variable is None or _is_trial(job):
         return []
     if not os.environ.get(config.webhook_variable):
         _warn(config.webhook_variable)
@@ -30,6 +31,11 @@ def notify_at_end(job: Job) -> list[str]:
         "# Notify of the run's end (notify.webhook_variable). The exit status stays.",
         f"trap '{act}' EXIT",
     ]
+
+
+def _is_trial(job: Job) -> bool:
+    """Return whether a search (the plugin `tune`) submits the job: it ends dozens of them, and follows each itself."""
+    return job.folder is not None and (Path(job.folder).parent / "tune" / "state.json").is_file()
 
 
 @functools.cache
