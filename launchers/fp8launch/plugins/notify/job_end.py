@@ -40,4 +40,4 @@ def _is_trial(job: Job) -> bool:
 
 @functools.cache
 def _warn(variable: str) -> None:
-    eprint(f"warning: the variable {variable} is not set, so the job cannot notify you (notify.webhook_variable)")
+    eprint(f"warning: {variable} is not set, so the job cannot notify you")
