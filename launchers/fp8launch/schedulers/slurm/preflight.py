@@ -298,7 +298,7 @@ def _refused(words: str, options: Options, loaded: LoadedRecipe) -> Problem:
             message = f"you cannot use account '{account}'"
         if accounts:
             message += f"; your accounts: {_listed(accounts)}"
-        fix = did_you_mean(account or "", accounts, "set `account:` in the cluster profile")
+        fix = did_you_mean(account or "", accounts, "set `account:` in the cluster profile to one that you may use")
         return Problem("error", "slurm-account", message, f"{PROFILE}: account", fix)
     if "qos" in low and "invalid" in low:
         allowed = {qos for one in associations() for qos in one.qos}
