@@ -36,15 +36,21 @@ def _show_recipes(release: str, filters: Filters, as_json: bool) -> None:
     if as_json:
         show_json(list(map(_record, found)))
         return
-    table = []
+    tables: dict[bool, list[tuple[str, ...]]] = {True: [], False: []}
     for recipe in found:
         figures = rows_of(recipe)
         throughput = f"{figures[0].tokens_per_s_per_gpu:,}" if figures else ""
-        table.append((recipe.name, _layout(recipe), f"{recipe.micro_batch} of {recipe.global_batch}", throughput))
+        row = (recipe.name, _layout(recipe), f"{recipe.micro_batch} of {recipe.global_batch}", throughput)
+        tables[recipe.task == "pretrain"].append(row)
     others = ", ".join(index.releases()[:-1])
     eprint(f"{counted(len(found), 'recipe')} of Megatron-Bridge {release}; other releases: {others}")
     columns = ["recipe", "layout", "batch", "published (tokens/s/GPU)"]
-    show_table(columns, table, unbroken=("recipe",), drop=("layout", "batch"))
+    if rows := tables[True]:
+        show_table(columns, rows, unbroken=("recipe",), drop=("layout", "batch"))
+    if rows := tables[False]:
+        # Their names are the longest, and nobody publishes their speed.
+        columns[0] = "recipe for fine-tuning"
+        show_table(columns[:-1], [row[:-1] for row in rows], unbroken=(columns[0],), drop=("layout", "batch"))
 
 
 def _nothing(release: str, filters: Filters) -> UserError:
