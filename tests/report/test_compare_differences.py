@@ -101,7 +101,12 @@ def test_kinds(name: str, kind: str) -> None:
 
 def test_a_field_is_compared_in_effect_however_it_was_set(tmp_path: Path) -> None:
     """Two facts of one field contradicted each other, and experts' settings of a dense model were said to differ."""
-    arguments = {"num_experts": None, "cross_entropy_fusion_impl": "native", "moe_token_dispatcher_type": "allgather"}
+    arguments = {
+        "num_experts": None,
+        "cross_entropy_fusion_impl": "native",
+        "moe_token_dispatcher_type": "allgather",
+        "expert_tensor_parallel_size": 1,
+    }
     ours = write_run(
         tmp_path / "ours",
         Made(arguments=arguments),
@@ -110,9 +115,10 @@ def test_a_field_is_compared_in_effect_however_it_was_set(tmp_path: Path) -> Non
         },
     )
     other = {**arguments, "cross_entropy_fusion_impl": "te", "moe_token_dispatcher_type": "alltoall"}
+    other["expert_tensor_parallel_size"] = 2
     theirs = write_run(tmp_path / "theirs", Made(arguments=other))
     found = {one.name: one.values for one in of(ours, theirs).differences}
     assert "cross_entropy_fusion_impl" not in found
     assert "config cross_entropy_fusion_impl" not in found
-    assert "moe_token_dispatcher_type" not in found
+    assert not {"moe_token_dispatcher_type", "expert_tensor_parallel_size"} & {*found}
     assert set(found["config fused_single_qkv_rope"].values()) == {True, "unset"}
