@@ -40,7 +40,7 @@ def test_the_core_alone_goes_from_a_recipe_to_a_comparison(run: Run) -> None:
     run("", "submit", "tiny_cpu", "--backend", "local", "--wait")
     report = json.loads(run("", "parse", "latest", "--json"))
     assert report["status"] == "ok"
-    assert "TFLOP/s/GPU" in run("", "compare", "latest")
+    assert "TFLOP/s/process" in run("", "compare", "latest")
     assert "tiny_cpu" in run("", "runs")
 
 
