@@ -297,7 +297,7 @@ def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
     decay = facts.get("weight_decay")
     overlay = {}
     for name, value in facts.items():
-        if name.startswith(("moe_", "expert_")) and not facts.get("num_experts"):
+        if name.startswith(("moe_", "expert_tensor_")) and not facts.get("num_experts"):
             continue
         if name in ("start_weight_decay", "end_weight_decay") and value == decay:
             continue
