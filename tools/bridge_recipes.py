@@ -57,7 +57,7 @@ SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap")
 # The type of tokenizers that a job reads from the hub, or from a folder.
 HUB_TOKENIZER = "HuggingFaceTokenizer"
 LIBRARY = "megatron.bridge.recipes"
-# Recipes of the library whose names do not state the GPUs. They call one that does.
+# Recipes of the library without a GPU in their name. They call one that has it.
 UNNAMED = re.compile(r"(?P<model>\w+?)_(?P<task>pretrain|sft|peft)(?:_(?P<variant>\w+))?_config")
 # The families of the library with a folder for each GPU.
 GPU_FOLDER = re.compile(r"\.(?P<gpu>[a-z]+\d+)\.")

@@ -34,6 +34,11 @@ def rounded(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}"
 
 
+def signed_percent(share: float) -> str:
+    """Return a change in percent with its sign and two decimals, without `-0.00`."""
+    return f"{round(100 * share, 2) + 0.0:+.2f}"
+
+
 def for_hardware(text: str, gpus: Iterable[object]) -> str:
     """Return a header, unit or size; if all these GPU models are `cpu`, with processes instead of GPUs."""
     if set(gpus) != {"cpu"}:

@@ -114,7 +114,7 @@ def submit(
     fp8launch submit llama8b_fp8 --dry-run
     fp8launch submit tiny_cpu --sweep train.lr=1e-3,1e-2 --repeat 2
 
-    Repeat the command to submit what is missing of a study.
+    Run the command again to submit the runs that a study still lacks.
     """
     layers = {option: more.pop(option) for option in extra_layers()}
     slurm = more

@@ -23,7 +23,7 @@ class Gpu:
     """`peak` is dense TFLOP/s by data type; a type that is missing is not supported in hardware.
 
     `model` is a regular expression for the driver's names of the cards that have these peaks, None for no card.
-    `per_node` is how many a usual node has. No run on it was `measured`: predictions assume another GPU's efficiency.
+    `per_node` is how many a usual node has. If no run was `measured`, predictions assume another GPU's efficiency.
     """
 
     name: str

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from fp8launch import plugin_registry
 from fp8launch.report.differences import settings_change_speed
-from fp8launch.report.rows import Ratio, Row, about_loss, scaling_modes
+from fp8launch.report.rows import Ratio, Row, about_loss, in_units, scaling_modes
 from fp8launch.report.run_report import Statistic, json_list
 from fp8launch.report.tables import Table
-from fp8launch.wording import for_hardware, rounded
+from fp8launch.wording import rounded
 
 NONE = "–"
 
@@ -340,7 +340,7 @@ def main_table(rows: Sequence[Row]) -> Table:
             continue
         if column.name == "tokens_per_s" and all((row.world or 1) == 1 for row in rows):
             continue  # the same as tokens/s/GPU
-        headers.append(for_hardware(column.header.format(modes=modes), (row.facts.get("gpu") for row in rows)))
+        headers.append(in_units(rows, column.header.format(modes=modes)))
         cells.append(texts)
         numbers.append(column.number)
     return Table(tuple(headers), tuple(zip(*cells, strict=True)), tuple(numbers))

@@ -19,9 +19,9 @@ from fp8launch.report.differences import (
 from fp8launch.report.intervals import Interval, difference_interval
 from fp8launch.report.losses import LossSummary, learning_settings, loss_summary, ranked_by_loss
 from fp8launch.report.parity import Parity
-from fp8launch.report.rows import Ratio, Row, labels_of, scaling_modes
+from fp8launch.report.rows import Ratio, Row, in_units, labels_of, scaling_modes
 from fp8launch.report.variant_labels import words_of
-from fp8launch.wording import counted, for_hardware
+from fp8launch.wording import counted
 
 _MOST_NAMES = 3
 # Lists of names longer than this many characters also get a count.
@@ -150,7 +150,7 @@ def _alone(row: Row) -> str:
     if row.loss and row.loss.seeds > 1:
         found.append(_loss_of_seeds(row.loss))
     if row.tokens:
-        unit = for_hardware("tokens/s/GPU", [row.facts.get("gpu")])
+        unit = in_units([row], "tokens/s/GPU")
         found.append(f"{row.tokens.median:,.0f} ± {row.tokens.spread:,.0f} {unit}")
     elif row.step_time:
         found.append(f"{row.step_time.median:,.1f} ± {row.step_time.spread:,.1f} ms per iteration")
@@ -249,7 +249,7 @@ def _scaling(scaled: Sequence[Row]) -> str:
     if len(shown) > _MOST_NAMES:
         shown = [sized[-1] for sized in by_label.values()]
     parts = []
-    speed = for_hardware("speed per GPU", (row.facts.get("gpu") for row in scaled))
+    speed = in_units(scaled, "speed per GPU")
     for name, ratio in shown:
         text = f"{name} kept {100 * (ratio.value or 0):.1f} % of the {speed} of {ratio.against}"
         if ratio.interval:

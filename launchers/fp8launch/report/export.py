@@ -21,11 +21,12 @@ from fp8launch.report.differences import is_unknown, shortened
 from fp8launch.report.losses import end_words, ranked_by_loss
 from fp8launch.report.parity import FEWEST_ITERATIONS, FEWEST_LINES, Parity
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
+from fp8launch.report.rows import in_units
 from fp8launch.report.run_report import UNITS
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.tables import Table, escaped, fitted_table, fitted_widths, markdown_table
 from fp8launch.report.variant_labels import words_of
-from fp8launch.wording import counted, for_hardware
+from fp8launch.wording import counted
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -228,8 +229,7 @@ def phases_table(comparison: Comparison) -> Table | None:
             rows.append((run.name, *cells))
     if not rows:
         return None
-    gpus = [row.facts.get("gpu") for row in comparison.rows]
-    headers = [for_hardware(header, gpus) for header in PHASE_COLUMNS]
+    headers = [in_units(comparison.rows, header) for header in PHASE_COLUMNS]
     return Table(("run", *headers), tuple(rows), (False, *PHASE_COLUMNS.values()))
 
 
@@ -267,7 +267,7 @@ def explanations(comparison: Comparison) -> list[str]:
     """Explain the numbers in the table."""
     lines = []
     if comparison.baseline and shows_speedup(comparison.rows):
-        unit = for_hardware(UNITS[0], (row.facts.get("gpu") for row in comparison.rows))
+        unit = in_units(comparison.rows, UNITS[0])
         lines.append(
             f"speed-up: {unit} relative to {comparison.baseline} (the most similar row); an interval marked "
             "'within' covers the iterations of two single runs, others cover repeats"

@@ -18,6 +18,7 @@ from fp8launch.report.differences import initialisation_differences, parity_diff
 from fp8launch.report.intervals import t_quantile
 from fp8launch.report.losses import Curve, average, first_loss_gone, losses, mean, relative, smooth
 from fp8launch.report.run_report import RunReport, json_mapping
+from fp8launch.wording import signed_percent
 
 TOLERANCE = 0.02
 # In its first steps every model only learns word frequencies: all recipes agree there, and none is tested.
@@ -62,7 +63,7 @@ class Parity:
         """Put the verdict in a sentence."""
         text = f"{self.variant} against {self.baseline}: {self.word}"
         if self.last_quarter is not None and self.verdict not in ("too short", "not comparable"):
-            text += f", {round(100 * self.last_quarter, 2) + 0.0:+.2f} %"  # never -0.00
+            text += f", {signed_percent(self.last_quarter)} %"
             if self.noise is not None:
                 text += f" ± {100 * self.noise:.2f} % between repeats"
             text += f" over the last quarter (tolerance {100 * self.tolerance:g} %"

@@ -148,7 +148,7 @@ class Row:
         if self.nodes and not (self.by_gpus and self.world):
             return counted(self.nodes, "node")
         if self.world:
-            return for_hardware(counted(self.world, "GPU"), [self.facts.get("gpu")])
+            return in_units([self], counted(self.world, "GPU"))
         return ""
 
     @property
@@ -246,6 +246,11 @@ class Row:
     def speeds(self, unit: Unit) -> list[list[float]]:
         """Return the speeds at all kept lines, one list per run that has speeds in this unit."""
         return list(filter(None, (run.speeds(unit) for run in self.good)))
+
+
+def in_units(rows: Iterable[Row], text: str) -> str:
+    """Return a unit, size or title for these rows: on CPUs there are processes instead of GPUs."""
+    return for_hardware(text, (row.facts.get("gpu") for row in rows))
 
 
 def group_runs(runs: Sequence[RunReport]) -> list[Row]:

@@ -29,7 +29,7 @@ def test_each_release_has_its_recipes() -> None:
 
 
 def test_a_name_says_what_its_recipe_is() -> None:
-    """The library also has recipes whose names do not state the GPUs: they call one whose name does."""
+    """Some recipes of the library have no GPU in their name: they call one that does."""
     for release in releases():
         for name, recipe in recipes_of(release).items():
             if recipe.library and "gpu_" not in name:

@@ -68,7 +68,7 @@ def test_imports_that_take_too_long_are_ended(tmp_path: Path) -> None:
 
 
 def test_the_tracebacks_of_other_ranks_are_no_message() -> None:
-    """torch's exception of a distributed checkpoint prints those of all ranks."""
+    """When a distributed checkpoint fails, torch's message has the tracebacks of all ranks."""
     message = (
         "CheckpointException ranks:dict_keys([0])\nTraceback (most recent call last): (RANK 0)\n"
         '  File "utils.py", line 193, in reduce_scatter\n    local_data = map_fun()\n'

@@ -50,8 +50,8 @@ def moe_layer_pattern(run: ResolvedRun) -> Iterator[Finding]:
 @rule("dense-stage-resume", "error", source="dist_checkpointing/dict_utils:merge, when a checkpoint is loaded; run")
 def dense_stage_resume(run: ResolvedRun) -> Iterator[Finding]:
     """Check for a stage whose optimizer of experts is empty: Megatron (0.17 to 0.19) takes another stage's state."""
-    half, loads = run.on("bf16") or run.on("fp16"), run.on("save") or run.on("load")
-    if run.layout.ep == 1 or not (half and loads) or run.on("use_distributed_optimizer") or run.fsdp:
+    half, checkpoints = run.on("bf16") or run.on("fp16"), run.on("save") or run.on("load")
+    if run.layout.ep == 1 or not (half and checkpoints) or run.on("use_distributed_optimizer") or run.fsdp:
         return
     divided = divided_model(run.arguments, run.layout.world)
     if divided is None:
@@ -59,7 +59,7 @@ def dense_stage_resume(run: ResolvedRun) -> Iterator[Finding]:
     for rank, chunks in enumerate(divided.pipeline):
         kinds = "".join(divided.model.kinds[layer] for chunk in chunks for layer in chunk.layers)
         if EXPERTS not in kinds and not any(chunk.mtp for chunk in chunks):
-            message = f"pipeline rank {rank} has no experts, and without the distributed optimizer no run resumes then"
+            message = f"pipeline rank {rank} has no experts, so the run cannot resume without the distributed optimizer"
             fix = "set use_distributed_optimizer, or divide the layers so that every pipeline rank has experts"
             yield Finding(message, run.where("use_distributed_optimizer", "moe_layer_freq"), fix)
             return

@@ -46,7 +46,7 @@ def build(
     if config.experimental_attention_variant is None:
         block_spec = get_gpt_decoder_block_spec(config, **spec_options)
     else:
-        # The other function ignores the variant, and would build ordinary attention without a word.
+        # The function above ignores the variant and silently builds ordinary attention.
         block_spec = variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage)
     mtp_spec = None
     if args.mtp_num_layers:

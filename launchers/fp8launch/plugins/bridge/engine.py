@@ -32,7 +32,7 @@ from fp8launch.plugins.bridge.fields import (
     hydra,
 )
 from fp8launch.plugins.bridge.index import BridgeRecipe, find, releases
-from fp8launch.plugins.bridge.injob.local_files import MOCK, TOKENIZER_FILES, TRAINING_FILE
+from fp8launch.plugins.bridge.injob.local_files import MOCK, TRAINING_FILE, has_tokenizer
 from fp8launch.plugins.bridge.section import bridge_of
 from fp8launch.plugins.bridge.settings import Setting, settings, size
 from fp8launch.plugins.bridge.spelling import spelled
@@ -302,8 +302,7 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
     tokenizer = overrides.get("tokenizer.tokenizer_model", recipe.tokenizer)
     # Bridge reads a path from the disk. `bridge.model` replaces the tokenizer only if its folder has one.
     local = tokenizer is None or str(tokenizer).startswith(("/", ".", "~"))
-    if model is not None and any(Path(model, name).is_file() for name in TOKENIZER_FILES):
-        local = True
+    local = local or (model is not None and has_tokenizer(Path(model)))
     if kind == _HUB_TOKENIZER and not local:
         message = f"the recipe reads the tokenizer of {tokenizer} from the Hugging Face hub when the job starts"
         size = attributes.of_recipe(recipe, model).get("vocab_size", "SIZE")

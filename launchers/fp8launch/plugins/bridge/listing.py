@@ -36,21 +36,26 @@ def _show_recipes(release: str, filters: Filters, as_json: bool) -> None:
     if as_json:
         show_json(list(map(_record, found)))
         return
-    tables: dict[bool, list[tuple[str, ...]]] = {True: [], False: []}
+    pretraining: list[tuple[str, ...]] = []
+    fine_tuning: list[tuple[str, ...]] = []
     for recipe in found:
         figures = rows_of(recipe)
         throughput = f"{figures[0].tokens_per_s_per_gpu:,}" if figures else ""
-        row = (recipe.name, _layout(recipe), f"{recipe.micro_batch} of {recipe.global_batch}", throughput)
-        tables[recipe.task == "pretrain"].append(row)
+        row = (recipe.name, _layout(recipe), f"{recipe.micro_batch} of {recipe.global_batch}")
+        if recipe.task == "pretrain":
+            pretraining.append((*row, throughput))
+        else:
+            fine_tuning.append(row)
     others = ", ".join(index.releases()[:-1])
     eprint(f"{counted(len(found), 'recipe')} of Megatron-Bridge {release}; other releases: {others}")
-    columns = ["recipe", "layout", "batch", "published (tokens/s/GPU)"]
-    if rows := tables[True]:
-        show_table(columns, rows, unbroken=("recipe",), drop=("layout", "batch"))
-    if rows := tables[False]:
-        # Their names are the longest, and nobody publishes their speed.
-        columns[0] = "recipe for fine-tuning"
-        show_table(columns[:-1], [row[:-1] for row in rows], unbroken=(columns[0],), drop=("layout", "batch"))
+    dropped = ("layout", "batch")
+    if pretraining:
+        columns = ("recipe", *dropped, "published (tokens/s/GPU)")
+        show_table(columns, pretraining, unbroken=("recipe",), drop=dropped)
+    if fine_tuning:
+        # These have the longest names, and no published speed.
+        name = "recipe for fine-tuning"
+        show_table((name, *dropped), fine_tuning, unbroken=(name,), drop=dropped)
 
 
 def _nothing(release: str, filters: Filters) -> UserError:

@@ -28,7 +28,7 @@ def notify_at_end(job: Job) -> list[str]:
     # A local run that is cancelled ends all its processes with SIGTERM.
     act = f'ended=$?; trap "" TERM; {host_python(job)} {_PROGRAM} {words} || true'
     return [
-        "# Notify of the run's end (notify.webhook_variable). The exit status stays.",
+        "# Notify of the run's end (notify.webhook_variable) without changing the exit status.",
         f"trap '{act}' EXIT",
     ]
 

@@ -77,7 +77,7 @@ def search(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause the collection of reference cycles, which the search does not make but which looks at all its objects."""
+    """Pause the garbage collector: the search makes no reference cycles, but each collection visits all its objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -311,7 +311,7 @@ class _Finder:
         return step.ms
 
     def _step(self, change: Change) -> StepTime | None:
-        """Predict the step of a layout. The search comes to many layouts in several ways."""
+        """Predict the step of a layout. The search reaches many layouts in several ways."""
         target, settings = self._target, frozenset(change.overrides.items())
         args, step = self._steps.get(settings, (None, None))
         if args != change.args:

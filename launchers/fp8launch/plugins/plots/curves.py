@@ -31,6 +31,7 @@ from fp8launch.report.parity import Parity
 from fp8launch.report.rows import Row
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.steady_state import numbers_of
+from fp8launch.wording import signed_percent
 
 T = TypeVar("T")
 
@@ -375,7 +376,7 @@ def _base_word(parity: Parity, rows: Sequence[Row], encoding: Encoding) -> str:
 def _judged(parity: Parity) -> str:
     if parity.last_quarter is None or parity.verdict == "too short":
         return parity.word
-    size = f"{round(100 * parity.last_quarter, 2) + 0.0:+.2f}"  # never -0.00
+    size = signed_percent(parity.last_quarter)
     if parity.noise is not None:
         size += f" ± {100 * parity.noise:.2f}"
     return f"{size} %, {parity.word}"

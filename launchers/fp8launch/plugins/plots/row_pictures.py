@@ -25,7 +25,6 @@ from fp8launch.plugins.plots.style import (
     doubling_axis,
     few_ticks,
     grouped,
-    in_units,
     left_out,
     length,
     lines_of,
@@ -39,7 +38,7 @@ from fp8launch.plugins.plots.style import (
 )
 from fp8launch.report.columns import ratio_mark
 from fp8launch.report.losses import LossSummary, end_words, learning_settings, ranked_by_loss, swept_learning
-from fp8launch.report.rows import Published, Row, scaling_modes
+from fp8launch.report.rows import Published, Row, in_units, scaling_modes
 from fp8launch.report.run_report import Statistic
 from fp8launch.report.variant_labels import short_name, words_of
 from fp8launch.wording import rounded

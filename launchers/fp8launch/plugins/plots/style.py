@@ -14,10 +14,10 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from fp8launch.diagnostics import printable
-from fp8launch.report.rows import Row
+from fp8launch.report.rows import Row, in_units
 from fp8launch.report.run_report import RunReport
 from fp8launch.untyped import as_int
-from fp8launch.wording import and_more, counted, for_hardware
+from fp8launch.wording import and_more, counted
 
 # Okabe and Ito's palette without yellow and black, which disappear on a white or a dark page. The last two colours
 # replace them.
@@ -356,11 +356,6 @@ def gpus(number: int | None) -> str:
     if number is None:
         return "GPUs not known"
     return counted(number, "GPU")
-
-
-def in_units(rows: Iterable[Row], text: str) -> str:
-    """Return a unit or title for these rows: on CPUs there are processes instead of GPUs."""
-    return for_hardware(text, (row.facts.get("gpu") for row in rows))
 
 
 def tokens(number: int | None) -> str:

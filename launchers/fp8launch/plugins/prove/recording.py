@@ -130,9 +130,9 @@ def _shorten_data() -> None:
 
 
 def _let_loaders_draw_nothing() -> None:
-    """Let data loaders leave the random numbers of a CPU alone, which only models on a CPU share with them.
+    """Keep data loaders from drawing the CPU's random numbers, which a model on a CPU would share with them.
 
-    An iterator of torch's takes a seed for its processes, and a resumed run makes one more iterator.
+    Each iterator of a loader draws a seed for its processes, and a resumed run creates one more iterator.
     """
     loader = torch.utils.data.DataLoader
     make_iterator = loader.__iter__

@@ -62,7 +62,7 @@ _LEFT_OUT = {
         nccl_* use_nccl_* use_sharp sharp_* ddp_average_in_collective use_tp_pp_dp_mapping create_all_gather_*
         pipeline_model_parallel_comm_backend
     """,
-    "it pads by more than a small model has": "ddp_pad_buckets_for_high_nccl_busbw",
+    "its padding is larger than the small model": "ddp_pad_buckets_for_high_nccl_busbw",
     "Megatron refuses it with distributed checkpoints": "overlap_param_gather_with_optimizer_step",
     _LOCAL: "reset_attention_mask",
     "the batch of the proof is constant": "step_batch_size_schedule",

@@ -151,10 +151,9 @@ def resharded_runs(
         kept |= words
         kept["global_batch_size"] = batch
         found.append(_small(one, whole, reduced, COURSE, kept, pair, max(layout.tp, other_layout.tp), stages=own))
-    # One model: a rank of the first layout may hold more experts than a rank of the other.
-    experts = max(_int(run.values, "num_experts") for run in found)
-    for run in found:
-        if experts:
+    # A rank may hold more experts in one layout than in the other, but both layouts train the same model.
+    if experts := max(_int(run.values, "num_experts") for run in found):
+        for run in found:
             run.values["num_experts"] = experts
     return found[0], found[1]
 
@@ -209,7 +208,7 @@ def _small(
         stages = uneven_stages(values, layout, reduced.layout)
     small |= stages
     layers = _int(stages, "num_layers")
-    # What a rehearsal of this layout would have says nothing about another layout of the same model.
+    # A rehearsal chooses the layers for one layout only.
     usual = 0 if shared else _int(small, "num_layers")
     small |= _layers(values, usual, math.lcm(*(one.layout.pp * one.layout.vp for one in sharing)), layers)
     small |= _vocabulary(values, layout, reduced)

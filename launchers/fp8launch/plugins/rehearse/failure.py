@@ -38,7 +38,7 @@ def described(failure: BaseException) -> dict[str, Any]:
     found = {"at": "", "function": "", "settings": []}
     message = str(failure)
     if "Traceback (most recent call last)" in message:
-        # An exception of torch's that collects those of all ranks. The last line is the message of one of them.
+        # torch puts the tracebacks of all ranks into one message, whose last line is what one of them raised.
         message = message.rstrip().rpartition("\n")[2]
     message = " ".join(message.split())[:2000]
     if isinstance(failure, KeyError) and failure.args and not isinstance(failure.args[0], (str, int)):

@@ -16,10 +16,10 @@ from typing import Any
 
 from fp8launch.injob.rank import worker
 from fp8launch.injob.regular_files import open_regular
-from fp8launch.plugins.bridge.injob.local_files import MOCK, TOKENIZER_FILES, TRAINING_FILE
+from fp8launch.plugins.bridge.injob.local_files import MOCK, TRAINING_FILE, has_tokenizer
 
 DATASETS = "megatron.bridge.recipes.utils.dataset_utils"
-# A line with one of these is a conversation, which the tokenizer's chat template makes a text of.
+# A line with one of these is a conversation, which the tokenizer's chat template turns into text.
 _CONVERSATIONS = ("messages", "conversation", "conversations")
 # Keys of a prompt and its completion.
 _PAIRS = (("input", "output"), ("prompt", "completion"))
@@ -78,9 +78,7 @@ def _preprocessing(datasets: Any, file: Path) -> Any:
 
 def use_tokenizer(config: Any, folder: Path) -> None:
     """Read the tokenizer from the model's folder instead of the hub, if the folder has one."""
-    if config.tokenizer.tokenizer_type != "HuggingFaceTokenizer":
-        return
-    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if config.tokenizer.tokenizer_type == "HuggingFaceTokenizer" and has_tokenizer(folder):
         config.tokenizer.tokenizer_model = str(folder)
 
 
