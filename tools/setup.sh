@@ -84,7 +84,7 @@ set_up_train() {
     pip_install --editable '.[data]'
     has "$venv/bin/python" torch ||
         say "downloads PyTorch $torch: about 200 MB where pip finds a CPU build of it, else 2.8 GB with CUDA"
-    pip_install "torch==$torch" numpy packaging psutil typing_extensions
+    pip_install "torch==$torch" typing_extensions --editable '.[rehearse]'
     has "$venv/bin/python" megatron || say "downloads megatron-core $megatron (2.4 MB)"
     pip_install --no-deps --ignore-requires-python "megatron-core==$megatron"
 }
