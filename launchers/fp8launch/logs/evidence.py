@@ -1,7 +1,8 @@
 """Evidence that the job itself prints, as lines of JSON.
 
 probe     FP8 modules, from one rank of each model-parallel position after the first iteration (`injob/rank/probe.py`)
-kernels   kernel families, from rank 0 after a profiled iteration
+kernels   kernel families, from each profiled rank after its iterations (the plugin `measure`)
+profile   other profiles and their files (the plugin `measure`)
 tensors   FP8 tensor statistics at regular iterations (the plugin `measure`)
 sharding  how much of the weights and optimizer states each rank holds (the plugin `accelerate`)
 node      the node, from its first process (`injob/rank/node_info.py`)
@@ -19,10 +20,11 @@ from typing import Literal
 from fp8launch.injob.supervisor.log_lines import bounded_int, clean
 
 MARKER = b"fp8launch-"
-EvidenceKind = Literal["probe", "kernels", "node", "tensors", "sharding", "nodes"]
+EvidenceKind = Literal["probe", "kernels", "node", "profile", "tensors", "sharding", "nodes"]
 _KINDS: Mapping[str, EvidenceKind] = {
     "fp8launch-probe": "probe",
     "fp8launch-kernels": "kernels",
+    "fp8launch-profile": "profile",
     "fp8launch-node": "node",
     "fp8launch-nodes": "nodes",
     "fp8launch-tensors": "tensors",

@@ -5,6 +5,7 @@ A section sets only the Megatron flags whose keys it contains. All other flags k
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -284,14 +285,35 @@ class Container(Section):
     contains: list[str] = []
 
 
+class Profile(Section):
+    """Iterations to profile, `start` to `end`, both included, on these ranks. By default `end` is `start`."""
+
+    start: Positive
+    end: Positive | None = None
+    ranks: list[NotNegative] = [0]
+    tool: Literal["torch", "nsys", "memory"] = "torch"
+
+    @property
+    def last(self) -> int:
+        return self.end or self.start
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Profile:
+        if self.last < self.start:
+            raise ValueError(f"`end` must be at least `start`, which is {self.start}, not {self.end}")
+        if not self.ranks:
+            raise ValueError("`ranks` must name at least one rank, such as [0]")
+        return self
+
+
 class Launch(Section):
     """How processes start (one task per GPU with `srun`, or one `torchrun` per node), and which program they run.
 
     `arguments` belong to the script and follow Megatron's. With `health_check`, every node is tested before training
     starts, and a bad node ends the job. `probe` reports after the first iteration which modules ran in FP8.
-    `profile_iteration` is profiled on rank 0, by kernel. Every `tensor_stats` iterations, Transformer Engine measures
-    underflow, scales and largest values of FP8 tensors. `config` sets fields of Megatron's TransformerConfig that have
-    no command-line flag (only with fp8launch's own entry).
+    `profile_iteration: N` is the short form of `profile: {start: N}`. Every `tensor_stats` iterations, Transformer
+    Engine measures underflow, scales and largest values of FP8 tensors. `config` sets fields of Megatron's
+    TransformerConfig that have no command-line flag (only with fp8launch's own entry).
     """
 
     mode: LaunchMode | None = None
@@ -300,9 +322,34 @@ class Launch(Section):
     python: str | None = None
     health_check: bool | None = None
     probe: bool = True
+    profile: Profile | None = None
     profile_iteration: Positive | None = None
     tensor_stats: Positive | None = None
     config: dict[str, bool | int | float | str] = {}
+
+    @model_validator(mode="after")
+    def _has_one_profile(self) -> Launch:
+        if self.profile and self.profile_iteration:
+            raise ValueError("`profile_iteration: N` is the short form of `profile: {start: N}`; remove one of them")
+        return self
+
+    @property
+    def profiled(self) -> Profile | None:
+        if self.profile_iteration is not None:
+            return Profile(start=self.profile_iteration)
+        return self.profile
+
+    def measurements(self, begin: int) -> dict[str, str]:
+        """Return the variables that request measurements from the processes of a run that starts after `begin`."""
+        found = {}
+        if not self.probe:
+            found["FP8LAUNCH_PROBE"] = "0"
+        if profile := self.profiled:
+            numbers = {"start": begin + profile.start, "end": begin + profile.last}
+            found["FP8LAUNCH_PROFILE"] = json.dumps({"tool": profile.tool, **numbers, "ranks": profile.ranks})
+        if self.tensor_stats:
+            found["FP8LAUNCH_TENSOR_STATS"] = str(self.tensor_stats)
+        return found
 
 
 class Software(Section):

@@ -184,20 +184,25 @@ def _reasons(log: ParsedLog, process: Process, rows: Sequence[int]) -> list[str]
 def _profiled(log: ParsedLog, process: Process) -> Callable[[float], bool]:
     """Return a predicate for iterations slowed by a profiler or by FP8 tensor statistics."""
     arguments = process.head.arguments
-    first, last = 0, -1
+    profiled: list[tuple[int, int]] = []
     start, stop = arguments.get("profile_step_start"), arguments.get("profile_step_end")
     if arguments.get("profile") and isinstance(start, int) and isinstance(stop, int):
         # Megatron's profiler writes its file during the iteration after the last profiled one.
-        first, last = start, stop + 1
-    single: set[int] = set()
+        profiled.append((start, stop + 1))
     for evidence in log.evidence_of(process):
         number = evidence.data.get("iteration")
-        if evidence.kind == "kernels" and isinstance(number, int):
-            single.update((number, number + 1))
+        if not isinstance(number, int):
+            continue
+        if evidence.kind in ("kernels", "profile"):
+            last = evidence.data.get("last_iteration")
+            # A history of memory slows all iterations before its end, too.
+            first = 0 if evidence.data.get("tool") == "memory" else number
+            # The rank sums up during the iteration after the last profiled one.
+            profiled.append((first, (last if isinstance(last, int) else number) + 1))
         # If every iteration collects tensor statistics, there are no undisturbed ones to use instead.
-        if evidence.kind == "tensors" and isinstance(number, int) and evidence.data.get("every") != 1:
-            single.add(number)
-    return lambda number: first <= number <= last or number in single
+        if evidence.kind == "tensors" and evidence.data.get("every") != 1:
+            profiled.append((number, number))
+    return lambda number: any(first <= number <= last for first, last in profiled)
 
 
 Number = TypeVar("Number", int, str)

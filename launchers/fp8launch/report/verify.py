@@ -49,7 +49,9 @@ def kernels_finding(profile: Evidence) -> Fp8Finding:
         family = as_mapping(families.get(name))
         counts[name], time[name] = _number(family.get("count")), _number(family.get("ms"))
     low = counts["fp8_gemm"] + counts["fp4_gemm"]
-    where = f"in iteration {data.get('iteration')} on rank {data.get('rank')}"
+    first, last = data.get("iteration"), data.get("last_iteration")
+    where = f"in iteration {first}" if last in (None, first) else f"in iterations {first} to {last}"
+    where += f" on rank {data.get('rank')}"
     if not any(counts.values()):
         return Fp8Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
     kind = "FP8"

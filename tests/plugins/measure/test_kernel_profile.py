@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from train_jobs import MOCK, forked
 
 from fp8launch.cli import run as command
 from fp8launch.plugins.measure.injob import kernel_families
+from fp8launch.plugins.measure.injob.kernel_families import Kernel
 
 
-@pytest.mark.train
-def test_a_profile_without_a_gpu_is_one_line_and_training_goes_on(megatron: None) -> None:
-    run = forked(1, [*MOCK, "--train-iters", "3"], FP8LAUNCH_PROFILE_ITERATION="2").succeeded()
-    assert list(run.losses) == [1, 2, 3]
-    assert run.output.count("training continues: RuntimeError: this torch cannot profile a GPU here") == 1
+REQUEST = 'FP8LAUNCH_PROFILE={"tool": "%s", "start": %d, "end": %d, "ranks": [%s]}'
 
 
 @pytest.mark.parametrize(
@@ -21,7 +17,9 @@ def test_a_profile_without_a_gpu_is_one_line_and_training_goes_on(megatron: None
     [
         ([], []),
         (["launch.probe=false"], ["FP8LAUNCH_PROBE=0"]),
-        (["launch.profile_iteration=6"], ["FP8LAUNCH_PROFILE_ITERATION=6"]),
+        (["launch.profile_iteration=6"], [REQUEST % ("torch", 6, 6, "0")]),
+        (["launch.profile={start: 6}"], [REQUEST % ("torch", 6, 6, "0")]),
+        (["launch.profile={start: 4, end: 6, ranks: [0, 3], tool: nsys}"], [REQUEST % ("nsys", 4, 6, "0, 3")]),
         (["launch.tensor_stats=100"], ["FP8LAUNCH_TENSOR_STATS=100"]),
     ],
 )
@@ -30,7 +28,7 @@ def test_a_recipe_turns_the_probe_off_the_profile_and_the_statistics_on(
 ) -> None:
     options = [word for override in overrides for word in ("--set", override)]
     assert command(["render", "tiny_cpu", "--as", "sbatch", *options]) == 0
-    script = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    script = [line.strip().strip("'") for line in capsys.readouterr().out.splitlines()]
     ours = ("FP8LAUNCH_PRO", "FP8LAUNCH_TENSOR")
     assert [line for line in script if line.startswith(ours)] == passed
 
@@ -67,9 +65,20 @@ def test_kernel_names_tell_their_family(name: str, family: str) -> None:
 def test_a_profile_is_summed_by_family_and_keeps_the_names_of_its_gemms() -> None:
     families = kernel_families
     names = list(NAMES)
-    found = families.summary(families.totals([(name, 1_000_000) for name in names * 2]), top=3)
+    kernels = [Kernel(name, 0, 1_000_000) for name in names * 2]
+    found = families.by_family(families.totals(kernels), top=3)
     assert found["families"]["fp8_gemm"] == {"count": 10, "ms": 10.0}
     assert sum(each["count"] for each in found["families"].values()) == 2 * len(names)
     assert len(found["top"]) == 3
     kept = {each["name"] for each in found["top"]} | {each.split(" ", 1)[1] for each in found["more_gemms"]}
     assert {name[:60] for name, family in NAMES.items() if "gemm" in family} <= {name[:60] for name in kept}
+
+
+def test_a_gpu_is_busy_while_any_kernel_runs_and_waits_while_all_communicate() -> None:
+    ms = 1_000_000
+    reduce = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"
+    kernels = [Kernel("nvjet", 0, 4 * ms), Kernel(reduce, 3 * ms, 5 * ms), Kernel("adam", 7 * ms, ms),
+               Kernel("adam", 20 * ms, 2 * ms)]  # fmt: skip
+    found = kernel_families.summary(kernels)
+    # 0 to 8 and 20 to 22; only the communication from 4 to 7.
+    assert (found["busy_ms"], found["waiting_ms"]) == (10.0, 3.0)

@@ -125,13 +125,7 @@ class MegatronLM(Engine):
         )
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        found = {"FP8LAUNCH_DEVICE": recipe.resources.device}
-        if not recipe.launch.probe:
-            found["FP8LAUNCH_PROBE"] = "0"
-        if recipe.launch.profile_iteration:
-            found["FP8LAUNCH_PROFILE_ITERATION"] = str(begin + recipe.launch.profile_iteration)
-        if recipe.launch.tensor_stats:
-            found["FP8LAUNCH_TENSOR_STATS"] = str(recipe.launch.tensor_stats)
+        found = {"FP8LAUNCH_DEVICE": recipe.resources.device, **recipe.launch.measurements(begin)}
         if recipe.launch.config:
             found["FP8LAUNCH_CONFIG"] = json.dumps(recipe.launch.config)
         return found

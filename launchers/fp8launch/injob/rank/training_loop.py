@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class _ObservedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = kwargs["model"] if "model" in kwargs else args[2]
-        iteration = _iteration(kwargs)
+        iteration = _iteration(args, kwargs)
         for observer in self.observers:
             observer.before_step(model, iteration)
         result = self._step(*args, **kwargs)
@@ -56,9 +56,12 @@ class _ObservedStep:
         return result
 
 
-def _iteration(kwargs: Mapping[str, Any]) -> int | None:
+def _iteration(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """Return the number of the iteration whose step is called with these arguments."""
     number = kwargs.get("iteration")
+    for argument in (*args, *kwargs.values()):
+        if hasattr(argument, "train_state"):  # the global state of Megatron-Bridge
+            number = argument.train_state.step
     if number is None:
         try:
             number = importlib.import_module("megatron.training").get_args().curr_iteration
@@ -67,14 +70,28 @@ def _iteration(kwargs: Mapping[str, Any]) -> int | None:
     return number + 1 if isinstance(number, int) else None
 
 
-def install_measurements() -> None:
-    """Prepare what plugins measure. Raises CannotMeasure.
+def start_measurements() -> None:
+    """Let plugins act at the start of a rank, before torch is imported.
+
+    The function `start` of a module `measurements` may replace this process with a profiler that starts it again.
+    """
+    for module in _measurements():
+        module.start()
+
+
+def install_measurements(loop: str = MEGATRON) -> None:
+    """Prepare what plugins measure in a training loop. Raises CannotMeasure.
 
     Each module `measurements` in the in-job package of a plugin has a function `install`, which returns if the job's
     environment does not request its measurement.
     """
+    for module in _measurements():
+        module.install(loop)
+
+
+def _measurements() -> Iterator[Any]:
     for file in sorted(Path(__file__).resolve().parents[2].glob("plugins/*/injob/measurements.py")):
-        importlib.import_module(f"fp8launch.plugins.{file.parts[-3]}.injob.measurements").install()
+        yield importlib.import_module(f"fp8launch.plugins.{file.parts[-3]}.injob.measurements")
 
 
 def say(marker: str, record: Mapping[str, Any]) -> None:

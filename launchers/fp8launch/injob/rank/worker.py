@@ -36,7 +36,7 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
-from fp8launch.injob.rank import leaving, node_info, rank_watch, ranks, signals
+from fp8launch.injob.rank import leaving, node_info, rank_watch, ranks, signals, training_loop
 from fp8launch.injob.rank.compat import before_import, cache_folders, cpu_process, python311
 from fp8launch.injob.rank.optional_packages import needs
 
@@ -186,7 +186,7 @@ def refuse_missing_cpu_flags(argv: list[str]) -> None:
 
 def watch_megatron() -> None:
     """Have Megatron-LM's training loop watched, for evidence of FP8 and for slow nodes."""
-    from fp8launch.injob.rank import forward_times, probe, training_loop
+    from fp8launch.injob.rank import forward_times, probe
 
     forward_times.install()
     try:
@@ -299,6 +299,7 @@ def begin() -> str:
         os.environ.update(ranks.rank_environment(os.environ))
     except ranks.EnvironmentProblem as problem:
         stop(WRONG_REQUEST, str(problem))
+    training_loop.start_measurements()
     if os.environ["WORLD_SIZE"] != "1" and (unresolved := ranks.unresolved_address(os.environ)):
         stop(MACHINE_LACKS, unresolved)
     return device

@@ -98,7 +98,7 @@ class Bridge(Engine):
         checks="megatron_core",
         validators="none",
         log_dialect="megatron",
-        evidence=("module report",),
+        evidence=("module report", "kernel profile"),
         rehearsal=True,
     )
     packages: ClassVar[Mapping[str, str]] = {"torch": "torch", "megatron.bridge": "Megatron-Bridge"}
@@ -256,10 +256,7 @@ class Bridge(Engine):
         return None
 
     def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        found = {"FP8LAUNCH_DEVICE": recipe.resources.device}
-        if not recipe.launch.probe:
-            found["FP8LAUNCH_PROBE"] = "0"
-        return found
+        return {"FP8LAUNCH_DEVICE": recipe.resources.device, **recipe.launch.measurements(begin)}
 
     def attempts(self, args: EngineArguments) -> AttemptArguments | None:
         save = args.values.get("checkpoint.save")

@@ -163,7 +163,7 @@ def _of_launch(name: str) -> Effect:
     if name.startswith("config."):
         # A field of the config affects what the flag of the same name would.
         return _of_flag(name.removeprefix("config."))
-    if name in ("probe", "profile_iteration", "tensor_stats", "health_check"):
+    if name in ("probe", "profile", "profile_iteration", "tensor_stats", "health_check"):
         return "neutral"
     return "numerics"
 

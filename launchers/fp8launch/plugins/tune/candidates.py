@@ -166,7 +166,7 @@ def _short_run(whole: Prepared, run: ResolvedRun, iterations: int, batch: int) -
         yield f"batch.global={batch}"
     if recipe.checkpoint.dir is not None:
         yield from ("checkpoint.dir=null", "checkpoint.interval=null", "survive.attempts=1")
-    for name in ("profile_iteration", "tensor_stats"):
+    for name in ("profile", "profile_iteration", "tensor_stats"):
         if getattr(recipe.launch, name) is not None:
             yield f"launch.{name}=null"
     if run.engine.covers("megatron_lm"):

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 from fp8launch.injob.rank import probe, signals, worker
 from fp8launch.injob.rank.compat import cache_folders
-from fp8launch.injob.rank.training_loop import say
+from fp8launch.injob.rank.training_loop import attempt, say
 from fp8launch.plugins.accelerate.injob.accelerate_evidence import (
     SHARDING,
     iteration_line,
@@ -49,6 +49,7 @@ from fp8launch.plugins.accelerate.injob.accelerate_setup import (
     prepared,
     switched,
 )
+from fp8launch.plugins.measure.injob.profiled_range import requested_range
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -108,18 +109,15 @@ def train(args: argparse.Namespace, on_cpu: bool) -> None:
     model, optimizer = prepared(args, accelerator, model)
     model.train()
     random = torch.Generator(device=device).manual_seed(args.seed + rank)
-    profiled = int(os.environ.get("FP8LAUNCH_PROFILE_ITERATION") or 0)
+    observer = attempt("the profile", requested_range)
     for iteration in range(1, args.train_iters + 1):
-        profile = None
-        if iteration == profiled and rank == 0:
-            from fp8launch.plugins.measure.injob.kernel_profile import start_profile
-
-            profile = start_profile()
+        if observer is not None:
+            observer.before_step(model, iteration)
         began = time.perf_counter()
         loss = step(args, accelerator, model, optimizer, micro_batches, random)
         milliseconds = (time.perf_counter() - began) * 1e3
-        if profile is not None:
-            profile.print(iteration)
+        if observer is not None and not observer.after_step(model, iteration):
+            observer = None
         if rank == 0:
             print(iteration_line(args, iteration, milliseconds, loss), flush=True)
             if iteration in (1, 2, args.train_iters):

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     # Started by path: use the package's full names in imports, never bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
-from fp8launch.injob.rank import probe, worker
+from fp8launch.injob.rank import probe, training_loop, worker
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.plugins.bridge.injob import absent_packages, bridge_release, fine_tuning, local_files
 
@@ -299,6 +299,7 @@ def main() -> None:
     config = configured(ours)
     if device == "cpu":
         adapt_to_cpu(config)
+    training_loop.install_measurements(_TRAIN)
     probe.install(_TRAIN, lambda: asked_for(config))
     worker.run_to_the_end(lambda: train(config, ours.step, ours.task, ours.data))
 

@@ -8,17 +8,19 @@ published profiles of Blackwell: `nvjet_sm100_qqtst...`, `nvjet_ootst..._Avec16U
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-FP8_GEMM, FP4_GEMM, GEMM = "fp8_gemm", "fp4_gemm", "gemm"
+COMMUNICATION, FP8_GEMM, FP4_GEMM, GEMM = "communication", "fp8_gemm", "fp4_gemm", "gemm"
 
 # The first matching pattern decides, so the special comes before the general.
 FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (family, re.compile(text))
     for family, text in (
-        ("communication", r"(?i)nccl|nvshmem|deep_?ep|hybrid_?ep|userbuffers|symm_mem"),
+        (COMMUNICATION, r"(?i)nccl|nvshmem|deep_?ep|hybrid_?ep|userbuffers|symm_mem"),
         ("memory", r"^Mem(?:cpy|set)"),
         ("attention", r"(?i)sdpa|flash_?(?:fwd|bwd|attn)|fmha|attention|masked_softmax|flashattn|compute_dot_do_o"),
         # Before the GEMMs: names of quantization kernels contain the FP8 types, too.
@@ -42,6 +44,14 @@ OTHER = "other"
 LONGEST_NAME = 160
 
 
+class Kernel(NamedTuple):
+    """One kernel, with its start and duration in nanoseconds."""
+
+    name: str
+    start: int
+    ns: int
+
+
 @dataclass
 class Total:
     count: int = 0
@@ -52,9 +62,10 @@ class Total:
         self.ns += ns
 
     def as_json(self) -> dict[str, float]:
-        return {"count": self.count, "ms": round(self.ns / 1e6, 3)}
+        return {"count": self.count, "ms": _ms(self.ns)}
 
 
+@functools.cache
 def family(name: str) -> str:
     """Return the family of a kernel; `other` for elementwise kernels and unknown names."""
     for family, pattern in FAMILIES:
@@ -63,7 +74,13 @@ def family(name: str) -> str:
     return OTHER
 
 
-def summary(kernels: Mapping[str, Total], top: int = 40) -> dict[str, object]:
+def by_name(totals: Mapping[str, Total], top: int = 40) -> dict[str, object]:
+    """Return count and time of the `top` names by time, and of all."""
+    listed = [{"name": name[:LONGEST_NAME], **totals[name].as_json()} for name in _longest_first(totals)[:top]]
+    return {"top": listed, "distinct": len(totals), "total_ms": _ms(sum(total.ns for total in totals.values()))}
+
+
+def by_family(kernels: Mapping[str, Total], top: int = 40) -> dict[str, object]:
     """Return count and time by family, the `top` kernels by time, and further GEMMs: enough to judge again later."""
     families: dict[str, Total] = {}
     of = {name: family(name) for name in kernels}
@@ -82,13 +99,37 @@ def summary(kernels: Mapping[str, Total], top: int = 40) -> dict[str, object]:
     }
 
 
+def summary(kernels: Sequence[Kernel]) -> dict[str, object]:
+    """Return the kernels by family, and how long the GPU was busy.
+
+    `busy_ms` is the time during which at least one kernel ran. In `waiting_ms` of it, all running kernels communicated.
+    """
+    own = [kernel for kernel in kernels if family(kernel.name) != COMMUNICATION]
+    busy = covered(kernels)
+    return {"busy_ms": _ms(busy), "waiting_ms": _ms(busy - covered(own)), **by_family(totals(kernels))}
+
+
+def covered(kernels: Iterable[Kernel]) -> int:
+    """Return the nanoseconds during which at least one of the kernels ran."""
+    total = end = 0
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
+        stop = kernel.start + kernel.ns
+        total += max(0, stop - max(kernel.start, end))
+        end = max(end, stop)
+    return total
+
+
+def totals(kernels: Iterable[Kernel]) -> dict[str, Total]:
+    """Add up kernels by name."""
+    found: dict[str, Total] = {}
+    for kernel in kernels:
+        found.setdefault(kernel.name, Total()).add(1, kernel.ns)
+    return found
+
+
 def _longest_first(totals: Mapping[str, Total]) -> list[str]:
     return sorted(totals, key=lambda name: -totals[name].ns)
 
 
-def totals(events: Iterable[tuple[str, int]]) -> dict[str, Total]:
-    """Add up single kernels, given as name and nanoseconds, by name."""
-    found: dict[str, Total] = {}
-    for name, ns in events:
-        found.setdefault(name, Total()).add(1, ns)
-    return found
+def _ms(ns: int) -> float:
+    return round(ns / 1e6, 3)

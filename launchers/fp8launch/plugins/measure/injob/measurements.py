@@ -1,6 +1,6 @@
-"""Measurements in Megatron's training loop that the environment requests.
+"""Measurements in a training loop that the environment requests.
 
-FP8LAUNCH_PROFILE_ITERATION=N   a kernel profile of iteration N on rank 0 (`kernel_profile`)
+FP8LAUNCH_PROFILE={...}         a profile of a range of iterations (`request`)
 FP8LAUNCH_TENSOR_STATS=N        statistics of FP8 tensors in every Nth iteration (`tensor_stats`)
 """
 
@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import os
 
+from fp8launch.plugins.measure.injob import nsight
+from fp8launch.plugins.measure.injob.request import requested
 
-def install() -> None:
+
+def start() -> None:
+    """Start this rank again under Nsight Systems if the request needs it. Never raises."""
+    request = requested()
+    if request is not None and request.tool == "nsys":
+        nsight.start_under_nsys(request)
+
+
+def install(loop: str) -> None:
     """Raises CannotMeasure."""
     every = int(os.environ.get("FP8LAUNCH_TENSOR_STATS") or 0)
     if every:
         from fp8launch.plugins.measure.injob import tensor_stats
 
         tensor_stats.install(every)
-    profiled = int(os.environ.get("FP8LAUNCH_PROFILE_ITERATION") or 0)
-    if profiled and os.environ.get("RANK", "0") == "0":
-        from fp8launch.plugins.measure.injob import kernel_profile
+    if requested() is not None:
+        from fp8launch.plugins.measure.injob import profiled_range
 
-        kernel_profile.install(profiled)
+        profiled_range.install(loop)
