@@ -40,6 +40,12 @@ FSDP2 = {
     "ckpt_format": "torch_dist",
     "untie_embeddings_and_output_weights": True,
 }
+
+
+def profiled(**stated: object) -> dict[str, object]:
+    return {"launch": {"profile": stated}}
+
+
 VPP = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2}
 
 # What Megatron's parser and our schema refuse.
@@ -724,6 +730,13 @@ RUNNING = {
         {"cuda_graph_impl": "local", "te_rng_tracker": True}, "graph-segments", env=SEGMENTS,
         software={"megatron": "0.18"},
     ),
+    "profile after the end": Set({}, "profile-range", more=profiled(start=60), plugin="measure"),
+    "profile of no rank": Set({}, "profile-ranks", more=profiled(start=5, ranks=[0, 8]), plugin="measure"),
+    "memory of a CPU": Set(
+        {**BF16, **LOCAL, **CPU}, "profile-needs-gpu", gpu="cpu", more=profiled(start=5, tool="memory"),
+        plugin="measure",
+    ),
+    "two profilers": Set({"profile": True}, "profile-twice", more=profiled(start=5), plugin="measure"),
     "statistics in a graph": Set(
         {"cuda_graph_impl": "local", "te_rng_tracker": True}, "tensor-stats-graphs",
         more={"launch": {"tensor_stats": 10}}, plugin="measure",
@@ -731,6 +744,10 @@ RUNNING = {
 }  # fmt: skip
 # What runs, and is not what it seems.
 MISLEADING = {
+    "nsys without an image": Set({}, "profile-nsys", more=profiled(start=5, tool="nsys"), plugin="measure"),
+    "profile of all iterations": Set(
+        {}, "profile-leaves-few", more=profiled(start=1, end=48), plugin="measure",
+    ),
     "TE's cross entropy behind the validators": Set(
         {}, "te-cross-entropy", more={"launch": {"config": {"cross_entropy_fusion_impl": "te"}}}
     ),

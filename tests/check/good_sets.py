@@ -32,6 +32,11 @@ GOOD: dict[str, Set] = {
     "8B tensorwise": Set(),
     "8B that saves only weights": Set({"no_save_optim": True}, more={"checkpoint": {"dir": "ck", "interval": 100}}),
     "8B on H200": Set(gpu="h200", gpus=4),
+    "8B that is profiled": Set(more={"launch": {"profile": {"start": 10, "end": 12, "ranks": [0, 7]}}}),
+    "8B in NeMo's image under nsys": Set(
+        software={"megatron": "0.18", "transformer_engine": "2.16", "cuda": "13.2.1"},
+        more={"launch": {"profile": {"start": 10, "tool": "nsys"}}, "container": {"image": "nemo-26.06"}},
+    ),
     "8B bf16": Set(BF16),
     "8B bf16 on Ampere": Set(BF16, gpu="a100"),
     "8B fp16": Set(FP16),

@@ -252,9 +252,9 @@ def test_bridges_own_runner_has_a_default_for_bf16() -> None:
         (LLAMA, ["engine=megatron_lm"], "key-of-other-engine", "engine: bridge"),
         pytest.param(
             LLAMA,
-            ["launch.profile_iteration=3"],
+            ["launch.tensor_stats=3"],
             "no-such-evidence",
-            "kernel profile",
+            "tensor statistics",
             marks=pytest.mark.needs_plugin("measure"),
         ),
         (LLAMA, ["train.iterations=5", "train.train_iters=6"], "flag-set-twice", "keep train.iterations"),

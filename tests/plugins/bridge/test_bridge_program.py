@@ -171,7 +171,9 @@ def test_a_file_that_the_wheel_lacks_is_named(
 
 @pytest.mark.train
 @pytest.mark.parametrize("release", {each.rpartition(".")[0]: each for each in releases()}.values())
-def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path: Path) -> None:
+def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(
+    release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """.cache/bridge has the newest release (test_with_bridge.py). For 0.5 FP8LAUNCH_BRIDGE_0_5 is the PYTHONPATH
     MEGATRON:TRANSFORMERS:SITE:BRIDGE/src, and so on."""
     minor = release.rpartition(".")[0]
@@ -193,8 +195,12 @@ def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path
     assert sorted(first.losses) == [1, 2, 3]
     evidence = re.search(r"fp8launch-probe: (\{.*\})", first.output)
     assert evidence is not None and json.loads(evidence[1])["totals"]["linears"] == 8
+    monkeypatch.setenv("FP8LAUNCH_PROFILE", '{"tool": "torch", "start": 3, "end": 5, "ranks": [0]}')
     rest = job(tmp_path, *words, "train.train_iters=5", "--resume=ckpt").succeeded()
     assert sorted(rest.losses) == [4, 5]
+    profile = re.search(r"fp8launch-profile: (\{.*\})", rest.output)
+    assert profile is not None and json.loads(profile[1])["iteration"] == 4
+    assert (tmp_path / json.loads(profile[1])["trace"]).is_file()
     refused = job(tmp_path, *words, "train.no_such_field=1")
     assert refused.codes == [2] and "no_such_field" in refused.output
 

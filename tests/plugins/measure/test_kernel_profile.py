@@ -8,7 +8,6 @@ from fp8launch.cli import run as command
 from fp8launch.plugins.measure.injob import kernel_families
 from fp8launch.plugins.measure.injob.kernel_families import Kernel
 
-
 REQUEST = 'FP8LAUNCH_PROFILE={"tool": "%s", "start": %d, "end": %d, "ranks": [%s]}'
 
 

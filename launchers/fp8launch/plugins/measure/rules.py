@@ -10,6 +10,7 @@ from fp8launch.check.rule import Finding, rule
 from fp8launch.cluster.images import catalogue
 from fp8launch.report.steady_state import FEWEST, START_LINES
 from fp8launch.untyped import as_int
+from fp8launch.wording import counted, joined
 
 _SOURCE = "plugins/measure/injob/profiled_range.py"
 # Images with Nsight Systems, by the beginning of their URI: NVIDIA's release notes of PyTorch's container list it, and
@@ -38,7 +39,8 @@ def profile_ranks(run: ResolvedRun) -> Iterator[Finding]:
     profile, world = run.loaded.recipe.launch.profiled, run.layout.world
     outside = [rank for rank in profile.ranks if rank >= world] if profile else []
     if outside:
-        message = f"the profile is for rank {', '.join(map(str, outside))}, but the run has the ranks 0 to {world - 1}"
+        named = ("rank " if len(outside) == 1 else "ranks ") + joined([str(rank) for rank in outside])
+        message = f"the profile is for {named}, but the run has {counted(world, 'rank')}, numbered from 0"
         yield Finding(message, _where(run, "ranks"), f"set `ranks` to numbers below {world}")
 
 

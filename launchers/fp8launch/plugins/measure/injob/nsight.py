@@ -183,5 +183,5 @@ def _kernels(report: Path) -> dict[str, Total]:
 
 def kernel_totals(text: str) -> dict[str, Total]:
     """Read nsys's summary of kernels, `nsys stats --report=cuda_gpu_kern_sum --format=json`."""
-    rows = json.loads(text[text.index("[") :])
+    rows = json.loads(text[text.index("[{") :])
     return {row["Name"]: Total(int(row["Instances"]), int(row["Total Time (ns)"])) for row in rows}
