@@ -67,7 +67,7 @@ def _profile(kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
         found["families"] = {name: {"ms": ms, "share": _share(ms, total)} for name, ms in families.items()}
         found["top"] = list(_top(data.get("top"), total))
     if wall and busy is not None:
-        idle = max(0.0, 1 - busy / wall)
+        idle = max(0.0, wall - busy) / wall
         found |= {
             "busy_share": 1 - idle,
             "idle_share": idle,
@@ -119,7 +119,7 @@ def _lines(profiles: Sequence[Mapping[str, Any]], slowest: int | None) -> Iterat
     for each in profiles:
         first, last = each["iterations"]
         iterations = f"iterations {first}-{last}" if last > first else f"iteration {first}"
-        yield f"profile of rank {each['rank']}, {iterations}, by {each['tool']}: {each['file'] or 'no file'}"
+        yield f"profile of rank {each['rank']}, {iterations}, by {each['tool']}: {each['file'] or 'without a file'}"
         yield f"  {_state(each)}"
         if each["tool"] == "memory":
             yield from _live(each)
@@ -168,18 +168,21 @@ def _live(one: Mapping[str, Any]) -> Iterator[str]:
 
 def _table(one: Mapping[str, Any]) -> Iterator[str]:
     has_families = any(row["family"] for row in one["top"])
-    title = "family        kernel" if has_families else "operator"
-    yield f"   share         ms   calls  {title}"
+    title = "family         kernel" if has_families else "operator"
+    yield f"   share        ms   calls  {title}"
     for row in one["top"][:_SHOWN]:
-        family = f"{row['family'] or '':<12}  " if has_families else ""
-        yield _fitted(f"  {row['share']:6.1%} {row['ms']:10,.1f} {row['calls'] or 0:7}  {family}", row["name"])
+        family = f"{row['family'] or '':<13}  " if has_families else ""
+        yield _fitted(
+            f"  {row['share']:6.1%} {row['ms']:9,.1f} {row['calls'] or 0:7}  {family}",
+            row["name"].removeprefix("void "),
+        )
 
 
 def _fitted(start: str, text: str) -> str:
     """Shorten a text in the middle, so that the line has at most 80 characters."""
     room = _WIDTH - len(start)
     if len(text) > room:
-        end = room // 2 - 1
+        end = room // 3
         text = f"{text[: room - end - 1]}…{text[-end:]}"
     return start + text
 
