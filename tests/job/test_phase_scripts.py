@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import stat
@@ -64,8 +65,8 @@ def test_common_and_own_arguments_are_each_phase_s_list(prepared: Prepared) -> N
 @pytest.mark.needs_plugin("measure")
 def test_every_phase_has_its_iteration_profiled(write: Callable[[str, str], str]) -> None:
     planned = job(prepare(write("r.yaml", RECIPE + "launch: {profile_iteration: 5}\n")), Path("/r/x"))
-    found = [dict(own.environment)["FP8LAUNCH_PROFILE_ITERATION"] for own in planned.phases]
-    assert found == ["5", "15", "25"]
+    found = [json.loads(dict(own.environment)["FP8LAUNCH_PROFILE"]) for own in planned.phases]
+    assert [(each["start"], each["end"]) for each in found] == [(5, 5), (15, 15), (25, 25)]
 
 
 def test_shells_find_nothing_to_say(prepared: Prepared, shellcheck: Callable[[str], None]) -> None:
