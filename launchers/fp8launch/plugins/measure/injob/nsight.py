@@ -167,6 +167,9 @@ def _kernels(report: Path) -> dict[str, Total]:
     end = time.monotonic() + _SECONDS
     size = -1
     while size < 0 or report.stat().st_size != size:
+        # nsys leaves this file if its importer is missing.
+        if (raw := report.with_suffix(".qdstrm")).exists():
+            raise RuntimeError(f"nsys made no report of its recording {raw}, which Nsight Systems can open")
         if time.monotonic() > end:
             raise RuntimeError(f"{report} was not complete after {_SECONDS:.0f} seconds")
         size = report.stat().st_size if report.exists() else -1
