@@ -159,6 +159,14 @@ def test_the_first_layout_is_not_slower_than_the_recipes_own(name: str, tmp_path
     assert planned[0].step.ms <= own.step.ms
 
 
+def test_the_first_layouts_are_the_best_of_all(tmp_path: Path) -> None:
+    sizes = ["parallel.ep=16", "batch.micro=1"]
+    source, _ = source_of("qwen3_235b_a22b_tensorwise_h100", None, (), tmp_path)
+    target, base = target_of(source, sizes, sizes, None), base_of(source, sizes, None)
+    everything = search([base], target, 10**9).layouts
+    assert search([base], target, 5).layouts == everything[:5]
+
+
 def test_as_few_layers_are_recomputed_as_memory_needs(ask: Ask) -> None:
     recipe = "llama70b_tensorwise_h100"
     found = ask("plan", recipe, "--set", "parallel.tp=4", "--set", "parallel.pp=2", "--top", "3")

@@ -12,11 +12,11 @@ import contextlib
 import gc
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from fp8launch.megatron.architecture import division, microbatches
+from fp8launch.megatron.memory import MemoryEstimate
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, whole
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.divisions import divisions
@@ -32,7 +32,7 @@ from fp8launch.plugins.plan.savings import (
     offloads,
     smaller_types,
 )
-from fp8launch.plugins.plan.step_time import LayerTimes, StepTime, stage_times, step_time_at
+from fp8launch.plugins.plan.step_time import LayerTimes, StepTime, least_pipeline_ms, stage_times, step_time_at
 
 MISSES = 3
 # Settings that some engines' recipes have no field for, with a recipe key of each.
@@ -70,9 +70,8 @@ def search(
     else:
         # The bounds by which the queue is ordered are not exact.
         found = sorted(finder.found.values(), key=lambda layout: layout.step.ms)
-    known = {layout.family for layout in found}
-    misses = [layout for layout in _smallest_of_families(finder.misses) if layout.family not in known]
-    return Search(tuple(found[:top]), tuple(misses[:MISSES]), finder.legal)
+    misses = finder.nearest_misses({layout.family for layout in found})
+    return Search(tuple(found[:top]), tuple(misses), finder.legal)
 
 
 @contextlib.contextmanager
@@ -97,9 +96,12 @@ def not_varied(args: Arguments, target: Target) -> list[str]:
     return [name for name, key in keys.items() if not target.writable({key: "true"})]
 
 
-def _smallest_of_families(layouts: Iterable[Layout]) -> list[Layout]:
+_Sized = TypeVar("_Sized", bound="Layout | _Miss")
+
+
+def _smallest_of_families(layouts: Iterable[_Sized]) -> list[_Sized]:
     """Return the layout with the least memory of each family, the smallest first."""
-    found: dict[Hashable, Layout] = {}
+    found: dict[Hashable, _Sized] = {}
     for layout in sorted(layouts, key=lambda one: (one.memory.total, whole(one.change.args, "micro_batch_size") or 1)):
         found.setdefault(layout.family, layout)
     return list(found.values())
@@ -148,13 +150,25 @@ class _Layers:
     recomputes: Sequence[Change]
 
 
+@dataclass(frozen=True)
+class _Miss:
+    """A division that does not fit, with all memory savings. Its time is predicted only if it is reported."""
+
+    change: Change
+    memory: MemoryEstimate
+
+    @property
+    def family(self) -> Hashable:
+        return family_of(self.change)
+
+
 _Queued: TypeAlias = _Splits | _Division | _Timed | _Layers
 
 
 class _Finder:
     def __init__(self, target: Target, of_families: bool) -> None:
         self.found: dict[Hashable, Layout] = {}
-        self.misses: list[Layout] = []
+        self._misses: list[_Miss] = []
         self.legal = 0
         self._target = target
         self._of_families = of_families
@@ -193,9 +207,10 @@ class _Finder:
         if (whole(first.args, "pipeline_model_parallel_size") or 1) == 1:
             self._push_division(first, choices)
             return
-        step = self._step(first)
-        if step is not None:
-            self._push(_mean_stage_ms(step, first, self._target), _Splits(self._key(first), splits, choices))
+        target = self._target
+        least = least_pipeline_ms(first.args, target.gpus, target.global_batch, target.speeds, self._shared)
+        if least is not None:
+            self._push(least, _Splits(self._key(first), splits, choices))
 
     def _push_division(self, change: Change, choices: Sequence[Change]) -> None:
         step = self._step(change)
@@ -250,10 +265,17 @@ class _Finder:
         memory = memory_of(smallest.args, self._target)
         if memory is None or memory.fits(self._target.gpu):
             return memory is not None
-        step = self._step(smallest)
-        if step is not None:
-            self.misses.append(Layout(smallest, step, memory))
+        self._misses.append(_Miss(smallest, memory))
         return False
+
+    def nearest_misses(self, known: Collection[Hashable]) -> list[Layout]:
+        """Return the divisions that need the least memory of those that do not fit, without `known` families."""
+        nearest: list[Layout] = []
+        for miss in _smallest_of_families(self._misses):
+            step = self._step(miss.change) if miss.family not in known and len(nearest) < MISSES else None
+            if step is not None:
+                nearest.append(Layout(miss.change, step, miss.memory))
+        return nearest
 
     def _types(self, item: _Division) -> list[Change]:
         return self._writable(smaller_types(item.change.args))
@@ -336,24 +358,13 @@ def _least_ms(step: StepTime, change: Change, target: Target, choices: Sequence[
     Graphs may remove the host's time. Another type of gathered parameters may need less exposed communication, fewer
     launches, and no cast of the masters.
     """
-    least = step.ms
+    removed = 0.0
     if layer_graphs(change.args, target) or len(choices) > 1:
-        least -= _ms_of(step, "host")
+        removed += _ms_of(step, "host")
     if len(choices) > 1:
-        least -= _ms_of(step, "DP communication") + _ms_of(step, "optimizer")
-    return least
-
-
-def _mean_stage_ms(step: StepTime, change: Change, target: Target) -> float:
-    """Return the time of a step with an even pipeline and no bubble, without the work done once per step."""
-    split = division(change.args, target.gpus)
-    own = others = 0.0
-    for term in step.terms:
-        if term.name == "pipeline bubble":
-            others = term.ms * split.vp
-        elif not term.name.startswith(("DP ", "PP ", "optimizer", "host")):
-            own += term.ms
-    return (own + others * microbatches(change.args, split, target.global_batch)) / split.pp
+        removed += _ms_of(step, "DP communication") + _ms_of(step, "optimizer")
+    # The term "scale" is a fraction of all other terms.
+    return step.ms * (1 - removed / (step.ms - _ms_of(step, "scale")))
 
 
 def _ms_of(step: StepTime, term_name: str) -> float:

@@ -200,6 +200,22 @@ def stage_times(
     return pipeline, [sum(stage.values()) for stage in of_stages]
 
 
+def least_pipeline_ms(
+    args: Arguments, world: int, global_batch: int, known: Speeds, shared: LayerTimes
+) -> float | None:
+    """Return a lower bound of the step for every split of a pipeline's layers, in milliseconds.
+
+    It is the time of even stages without a bubble, waits for the host, and work that is done once per step.
+    """
+    staged = _staged(args, world, known, shared)
+    if staged is None:
+        return None
+    run, _, of_stages = staged
+    busy = sum(sum(stage.values()) - stage["host"] for stage in of_stages) / run.split.pp
+    share, doublings = scale(run, world)
+    return 1000 * (1 + share * doublings) * microbatches(run.args, run.split, global_batch) * busy
+
+
 def _staged(
     args: Arguments, world: int, known: Speeds, shared: LayerTimes | None
 ) -> tuple[Workload, Sequence[Sequence[Chunk]], list[Seconds]] | None:
