@@ -128,6 +128,9 @@ def test_compare_shows_the_last_checkpoints_accuracy_with_its_error(ask: Ask, tm
     put(other, result("else", 20, 0.75, None, fewshot=5, limit=100))
     out, _ = ask("compare", one, other, "--md", tmp_path / "c.md", "--json", "--csv", tmp_path / "c.csv")
     rows = json.loads(out)["rows"]
+    curve = rows[0]["evaluations"][0].pop("by_iteration")
+    assert [(each["iteration"], each["value"]) for each in curve] == [(10, 0.25), (20, 0.5)]
+    assert len(rows[1]["evaluations"][0].pop("by_iteration")) == 1
     assert [row["evaluations"][0] for row in rows] == [
         {
             "task": "arc_easy", "metric": "acc", "value": 0.5, "stderr": 0.0625, "samples": 64, "iterations": [20],
@@ -151,6 +154,7 @@ def test_parse_and_evaluate_list_all_results(ask: Ask, tmp_path: Path) -> None:
         (10, "acc", 0.25), (10, "acc_norm", 0.125), (20, "acc", 0.5), (20, "acc_norm", 0.25),
     ]  # fmt: skip
     assert "arc_easy: acc 0.2500 ± 0.0500 at iteration 10" in ask("evaluate", run)[0]
+    assert "arc_easy: acc 0.5000 ± 0.0625 at iteration 20 (1 earlier: --json)" in ask("parse", run)[0]
     assert json.loads(ask("evaluate", run, "--json")[0])["scores"] == scores
 
 

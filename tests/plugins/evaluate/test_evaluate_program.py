@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import train_jobs
+from support import wait_for
+from tiny_models import make_model, needs_bridge, needs_lm_eval
 
-needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
-needs_bridge = pytest.mark.skipif(
-    importlib.util.find_spec("megatron.bridge") is None, reason="Megatron-Bridge is not on PYTHONPATH"
-)
 PATH = os.environ.get("PYTHONPATH", "")
 RECIPE = """\
 extends: tiny_cpu
@@ -29,39 +27,7 @@ model: {vocab_size: 511, norm_epsilon: 1.0e-5}
 train: {iterations: 10}
 checkpoint: {dir: checkpoints, interval: 5}
 """
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-}
-WORDS = ["<unk>", "<eos>", "the", "and", "of", "to", "in", "is", "it", "was"]
-
-
-def make_model(folder: Path) -> Path:
-    """The configuration of the recipe's model, and a tokenizer that has the words of the tiny task."""
-    transformers: Any = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(**SIZES)
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(folder)
-    words = [*WORDS, *(f"t{number}" for number in range(512 - len(WORDS)))]
-    tokenizer = {
-        "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None, "decoder": None,
-        "model": {
-            "type": "WordLevel", "vocab": {word: number for number, word in enumerate(words)}, "unk_token": "<unk>",
-        },
-    }  # fmt: skip
-    stated = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<eos>"}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
-    return folder
+FOLLOWED = RECIPE.replace("iterations: 10", "iterations: 300").replace("interval: 5", "interval: 100")
 
 
 @pytest.fixture
@@ -128,3 +94,44 @@ def test_a_job_without_lm_eval_says_so(tmp_path: Path, call: Any) -> None:
     done = call("evaluate", folder, "--tasks", "fp8launch_tiny", "--backend", "local", "--wait", expect=1)
     said = done.stdout + done.stderr
     assert "has no lm-eval" in said and "pip install" in said and "Traceback" not in said
+
+
+def evaluated(run: Path) -> list[int]:
+    """The iterations with a result."""
+    results = [json.loads(file.read_text()) for file in run.glob("evaluations/*.json")]
+    return sorted(result["iteration"] for result in results if "iteration" in result)  # lm-eval's own have none
+
+
+def text_of(run: Path) -> str:
+    return "".join(log.read_text() for log in sorted(run.glob("logs/*.log")))
+
+
+@pytest.mark.train
+@pytest.mark.slow
+@needs_lm_eval
+@needs_bridge
+def test_checkpoints_are_evaluated_while_their_run_trains(tmp_path: Path, call: Any) -> None:
+    """Training and follower are killed and resumed: every second checkpoint and the last one has one result."""
+    model = make_model(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(FOLLOWED)
+    run = Path(json.loads(call("submit", "recipe.yaml", "--backend", "local", "--json").stdout)[0]["folder"])
+    words = ("--model", model, "--tasks", "fp8launch_tiny", "--offline", "--every", 2, "--backend", "local", "--json")
+    follower = Path(json.loads(call("evaluate", run.name, *words).stdout)["folder"])
+    assert "follows" in call("evaluate", run.name, *words, expect=1).stderr
+    wait_for(lambda: "evaluating checkpoint 200" in text_of(follower), 300)
+    for each in (run, follower):
+        call("cancel", each.name)
+    assert evaluated(run) == []
+    for each in (run, follower):
+        call("resume", each.name)
+    wait_for(lambda: (follower / "attempts.json").is_file() and "is over" in text_of(follower), 600)
+    assert evaluated(run) == evaluated(follower) == [200, 300]
+    wait_for(lambda: json.loads(call("runs", follower.name, "--json").stdout)[0]["state"] == "completed")
+    assert not (follower / "models").exists()
+
+    # One more follower finds everything evaluated.
+    call("evaluate", run.name, *words, "--wait")
+    assert evaluated(run) == [200, 300]
+    (row,) = json.loads(call("compare", run, "--json").stdout)["rows"]
+    assert row["evaluations"][0]["iterations"] == [300]
+    assert [each["iteration"] for each in row["evaluations"][0]["by_iteration"]] == [200, 300]

@@ -22,6 +22,8 @@ from typing import Any
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 
 GRACE = 60.0  # seconds; FP8LAUNCH_LEAVE_WITHIN states another number
+# Set for a program that another one runs as a part of itself: its end is not the job's.
+PART = "FP8LAUNCH_PART"
 _BEHIND = 5.0  # seconds from the first attempt to exit to the second
 _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD = 2
@@ -43,7 +45,7 @@ def training_is_over(code: int = 0) -> None:
 def everything_is_written() -> None:
     """Print, from rank 0, that the run has written everything; then exit within the grace time."""
     if not _begun.is_set():
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0" and not os.environ.get(PART):
             print(ALL_WRITTEN, flush=True)
         _written.set()
     training_is_over(0)

@@ -18,6 +18,7 @@ from fp8launch.job.prepared import prepare_loaded
 from fp8launch.plugins.convert.cli import checkpoint_folders, run_of
 from fp8launch.plugins.convert.conversion import checkpoint_in, is_own_work, model_named, model_of
 from fp8launch.plugins.evaluate.evaluation import recipe_of, task_folder_at, tasks_named
+from fp8launch.plugins.evaluate.follower import follower_time, refuse_second_follower, stated_follower
 from fp8launch.plugins.evaluate.results import Score, scores_of
 from fp8launch.recipe.load import load_recipe
 from fp8launch.rundir.names import has_runs
@@ -43,6 +44,8 @@ _size = click.IntRange(min=1)
 )
 @click.option("--model", metavar="MODEL", help="Hugging Face model of a checkpoint.")
 @click.option("--iteration", type=click.IntRange(min=0), metavar="N", help="Checkpoint (default: the newest).")
+@click.option("--every", type=_size, metavar="N", help="Follow the RUN: evaluate every Nth checkpoint.")
+@click.option("--keep", is_flag=True, help="With --every: keep the converted models.")
 @click.option("--fewshot", type=click.IntRange(min=0), metavar="N", help="Examples (default: the task's).")
 @click.option("--limit", type=_size, metavar="N", help="Questions per task (default: all).")
 @click.option("--batch-size", type=_size, metavar="N", default=1, help="Questions at once (default: 1).")
@@ -67,19 +70,32 @@ def evaluate(
     task_folder: Path | None,
     model: str | None,
     iteration: int | None,
+    every: int | None,
+    keep: bool,
     overrides: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> int:
     """Evaluate a model with lm-evaluation-harness in a job.
 
-    The model is a Hugging Face model, or a checkpoint of a RUN or a folder, which the job converts first.
+    The model is a Hugging Face model, or a checkpoint of a RUN or a folder, which the job converts first. With
+    --every, the job follows a RUN until it ends, and evaluates its checkpoints while it trains.
     """
     if tasks is None:
         return _show_known(source, as_json)
-    stated, own_work = _stated(source, model, iteration)
-    if own_work:
-        overrides = ("checkpoint.allow_pickle=true", *overrides)
+    if every is not None:
+        if iteration is not None or options["engine"] != "hf":
+            message = "--every evaluates every Nth checkpoint with --engine hf"
+            raise error("evaluate-every", message, "--every", "leave out --iteration and --engine")
+        stated = stated_follower(source, model, every)
+        if keep:
+            stated["keep"] = True
+    elif keep:
+        raise error("evaluate-every", "--keep has no effect without --every", "--keep", "leave it out")
+    else:
+        stated, own_work = _stated(source, model, iteration)
+        if own_work:
+            overrides = ("checkpoint.allow_pickle=true", *overrides)
     stated["tasks"] = tasks_named(tasks)
     if task_folder is not None:
         stated["task_folder"] = str(task_folder_at(task_folder))
@@ -150,7 +166,11 @@ def _run(
     profile, scheduler = destination("evaluate", cluster, backend_name, slurm, print_problems)
     place = run_root(profile, root)
     env = dict(_OFFLINE) if offline else {}
-    source = recipe_of(stated, {"tp": tp, "pp": pp, "ep": ep}, gpu, image, env, secrets=_secrets(offline))
+    more: dict[str, Any] = {}
+    if stated.get("every"):
+        refuse_second_follower(stated, place)
+        more = follower_time(RunFolder(Path(stated["run"])), scheduler)
+    source = recipe_of(stated, {"tp": tp, "pp": pp, "ep": ep}, gpu, image, env, _secrets(offline), **more)
     prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
     checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
     if dry_run:
@@ -166,17 +186,20 @@ def _run(
     record_reported(run)
     status = "submitted"
     if wait:
-        status = _follow(run, scheduler)
+        status = _follow(run, scheduler, needs_scores=not stated.get("every"))
     _show(stated, run, status, as_json)
     return exit_code(status != "failed")
 
 
-def _follow(run: RunFolder, scheduler: Scheduler) -> str:
-    """Wait for the job. Return whether it wrote its results; if it did not, show the end of its log."""
+def _follow(run: RunFolder, scheduler: Scheduler, needs_scores: bool) -> str:
+    """Wait for the job. Return whether it wrote its results; if it did not, show the end of its log.
+
+    A job that follows a run has none if all checkpoints were evaluated before.
+    """
     from fp8launch.cli.follow import show_end, watch_to_end
 
     state = watch_to_end(run, scheduler, "evaluation")
-    if state.status == "completed" and scores_of(run.path):
+    if state.status == "completed" and (scores_of(run.path) or not needs_scores):
         return "finished"
     show_end(run)
     return "failed"

@@ -18,6 +18,7 @@ from fp8launch.engines.base import (
     ReadCheckpoint,
 )
 from fp8launch.megatron.arguments import Argument
+from fp8launch.plugins.evaluate.evaluation import FOLLOWER_STATE
 from fp8launch.plugins.evaluate.section import Evaluate as EvaluateSection
 from fp8launch.plugins.evaluate.section import evaluate_of
 from fp8launch.recipe.load import LoadedRecipe
@@ -37,7 +38,8 @@ class Evaluate(Engine):
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
         stated = evaluate_of(loaded.recipe)
         megatron = stated.backend == "megatron"
-        for key in ["model", "tasks"] + ["checkpoint"] * megatron:
+        follows = stated.every is not None
+        for key in ["model", "tasks"] + ["checkpoint"] * megatron + ["run", "checkpoints", "interval"] * follows:
             if not getattr(stated, key):
                 fix = "`fp8launch evaluate` writes the whole section"
                 yield Problem("error", "evaluate-key", f"evaluate.{key} is not set", loaded.where("evaluate"), fix)
@@ -48,11 +50,14 @@ class Evaluate(Engine):
 
     def translate(self, loaded: LoadedRecipe) -> EngineArguments:
         stated, sizes = evaluate_of(loaded.recipe), loaded.recipe.parallel
-        values: dict[str, Any] = {name: value for name, value in vars(stated).items() if value is not None}
+        values: dict[str, Any] = {name: value for name, value in vars(stated).items() if value not in (None, False)}
         values["tasks"] = ",".join(stated.tasks or ())
         values |= {"tp": sizes.tp or 1, "pp": sizes.pp or 1, "ep": sizes.ep or 1}
-        arguments = tuple(Argument(name, (f"--{name}={value}",)) for name, value in values.items())
-        return EngineArguments("", values, arguments, {}, {})
+        arguments = []
+        for name, value in values.items():
+            word = f"--{name}" if value is True else f"--{name}={value}"
+            arguments.append(Argument(name, (word,)))
+        return EngineArguments("", values, tuple(arguments), {}, {})
 
     def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         tp, pp, ep = (args.integer(name, 1) for name in ("tp", "pp", "ep"))
@@ -63,7 +68,8 @@ class Evaluate(Engine):
         return Layout(world, tp, pp, 1, 1, ep, ep, 1, 1, 1)
 
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
-        return Entry(program="evaluate.py", title="lm-evaluation-harness", plugin="evaluate")
+        program = "evaluate.py" if evaluate_of(loaded.recipe).every is None else "follow.py"
+        return Entry(program=program, title="lm-evaluation-harness", plugin="evaluate")
 
     def files(self, recipe: Recipe) -> Sequence[NeededFile]:
         stated, found = evaluate_of(recipe), []
@@ -84,4 +90,7 @@ class Evaluate(Engine):
         return {"FP8LAUNCH_DEVICE": recipe.resources.device}
 
     def attempts(self, args: EngineArguments) -> AttemptArguments | None:
-        return None
+        if "every" not in args.values:
+            return None
+        # Each attempt finds in the followed run's folder what is left to do, so none has other arguments.
+        return AttemptArguments(FOLLOWER_STATE, args.arguments, (), ())

@@ -14,6 +14,8 @@ from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 
 RUN_PREFIX = "evaluate_"
+# The supervisor of a follower wants a folder for checkpoints, and there are none.
+FOLLOWER_STATE = "follower"
 _TASK = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
@@ -45,8 +47,13 @@ def recipe_of(
     image: str | None,
     env: Mapping[str, str],
     secrets: Iterable[str],
+    attempts: int = 1,
+    time: str = "04:00:00",
 ) -> RecipeSource:
-    """Return the job's recipe. The Hugging Face backend is a single process, Megatron's has one for each part."""
+    """Return the job's recipe. The Hugging Face backend is a single process, Megatron's has one for each part.
+
+    `attempts` are for a job that follows a run (`evaluate.every`).
+    """
     processes = sizes["tp"] * sizes["pp"] * sizes["ep"]
     if stated["backend"] == "hf" and processes > 1:
         message = f"--engine hf is one process, but TP x PP x EP is {processes}"
@@ -66,12 +73,16 @@ def recipe_of(
         "engine": "evaluate",
         "evaluate": {key: value for key, value in stated.items() if value is not None},
         "parallel": dict(sizes),
-        "resources": {"gpu": gpu, "nodes": nodes, "gpus_per_node": processes // nodes, "time": "04:00:00"},
+        "resources": {"gpu": gpu, "nodes": nodes, "gpus_per_node": processes // nodes, "time": time},
         "env": dict(env),
         "secrets": list(secrets),
     }
     if image is not None:
         recipe["container"] = {"image": image, "mounts": list(_mounts(stated))}
+    if stated.get("every"):
+        # Evaluations of a large model may be silent for long, and none of them counts as a newer checkpoint.
+        recipe["checkpoint"] = {"dir": FOLLOWER_STATE, "interval": 1}
+        recipe["survive"] = {"attempts": attempts, "stuck": attempts, "hang_after": 0}
     text = write_yaml(recipe)
     return RecipeSource(Path(__file__), parse_yaml(text, "fp8launch evaluate", numbered=False), (Path(__file__),))
 
@@ -85,6 +96,11 @@ def _mounts(stated: Mapping[str, Any]) -> Iterable[str]:
     if stated.get("checkpoint"):
         # Megatron reads the tracker next to the iteration.
         found.append(Path(stated["checkpoint"]).parent)
+    if stated.get("checkpoints"):
+        # The run creates it when it starts.
+        folder = Path(stated["checkpoints"])
+        if Path(stated["run"]) not in folder.parents:
+            found.append(next(each for each in (folder, *folder.parents) if each.is_dir()))
     model = Path(stated["model"])
     if model.is_absolute():
         found += [model, *sorted({file.resolve().parent for file in model.iterdir()})]

@@ -105,38 +105,60 @@ def report_field(logs: Sequence[ParsedLog]) -> ReportField | None:
     if not scores:
         return None
     value = {"scores": [vars(score) for score in scores]}
-    return ReportField(value, tuple(score.text for score in scores))
+    lines = []
+    for of_metric in _by_metric(scores).values():
+        earlier = len({score.iteration for score in of_metric}) - 1
+        more = f" ({earlier} earlier: --json)" if earlier else ""
+        lines.append(of_metric[-1].text + more)
+    return ReportField(value, tuple(lines))
 
 
-def _last_scores(row: Row) -> dict[tuple[str, str], list[Score]]:
-    """Return each run's score at its last evaluated iteration, by label and metric."""
+def _by_metric(scores: Iterable[Score]) -> dict[tuple[str, str], list[Score]]:
+    """Return scores by label and metric, in the same order."""
     found: dict[tuple[str, str], list[Score]] = {}
-    for run in row.runs:
-        field = run.more.get(FIELD)
-        if field is None:
-            continue
-        last: dict[tuple[str, str], Score] = {}
-        for stated in field.value["scores"]:  # type: ignore[attr-defined]
-            score = Score(**stated)
-            last[score.label, score.metric] = score
-        for key, score in last.items():
-            found.setdefault(key, []).append(score)
+    for score in scores:
+        found.setdefault((score.label, score.metric), []).append(score)
     return found
 
 
 def row_scores(row: Row) -> list[dict[str, object]] | None:
-    """Return the mean over the runs of a row for each metric, with the standard error of that mean."""
+    """Return the mean over the runs of a row for each metric, with the standard error of that mean.
+
+    It is of each run's last evaluated iteration. `by_iteration` has the means of all iterations.
+    """
+    of_runs: dict[tuple[str, str], list[list[Score]]] = {}
+    for run in row.runs:
+        field = run.more.get(FIELD)
+        if field is not None:
+            scores = [Score(**stated) for stated in field.value["scores"]]  # type: ignore[attr-defined]
+            for key, curve in _by_metric(scores).items():
+                of_runs.setdefault(key, []).append(curve)
     found: list[dict[str, object]] = []
-    for (label, metric), scores in _last_scores(row).items():
-        errors = [score.stderr for score in scores if score.stderr is not None]
-        error = None
-        if len(errors) == len(scores):
-            error = math.sqrt(sum(each * each for each in errors)) / len(scores)
-        iterations = sorted({score.iteration for score in scores if score.iteration is not None})
-        value = sum(score.value for score in scores) / len(scores)
-        more = {"samples": scores[0].samples, "iterations": iterations, "runs": len(scores)}
-        found.append({"task": label, "metric": metric, "value": value, "stderr": error, **more})
+    for (label, metric), curves in of_runs.items():
+        last = [curve[-1] for curve in curves]
+        iterations = sorted({score.iteration for score in last if score.iteration is not None})
+        more = {"samples": last[0].samples, "iterations": iterations, "by_iteration": _means_by_iteration(curves)}
+        found.append({"task": label, "metric": metric, **_mean(last), **more})
     return found or None
+
+
+def _means_by_iteration(curves: Sequence[Sequence[Score]]) -> list[dict[str, object]]:
+    # A repeated evaluation replaces the earlier one of the same run and iteration.
+    scores: dict[int, list[Score]] = {}
+    for curve in curves:
+        for iteration, score in {each.iteration: each for each in curve}.items():
+            if iteration is not None:
+                scores.setdefault(iteration, []).append(score)
+    return [{"iteration": iteration, **_mean(scores[iteration])} for iteration in sorted(scores)]
+
+
+def _mean(scores: Sequence[Score]) -> dict[str, object]:
+    """Return the mean of scores, one of each run, with its standard error if all of them have one."""
+    errors = [score.stderr for score in scores if score.stderr is not None]
+    error = None
+    if len(errors) == len(scores):
+        error = math.sqrt(sum(each * each for each in errors)) / len(scores)
+    return {"value": sum(score.value for score in scores) / len(scores), "stderr": error, "runs": len(scores)}
 
 
 def _cell(row: Row) -> str:

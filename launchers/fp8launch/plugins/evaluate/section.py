@@ -16,8 +16,11 @@ EvaluateWith = Literal["hf", "megatron"]
 class Evaluate(Section):
     """An evaluation, for `engine: evaluate`. `fp8launch evaluate` writes this section.
 
-    `model` is a Hugging Face model: what is evaluated or, with `checkpoint`, what supplies configuration and
+    `model` is a Hugging Face model: what is evaluated or, with checkpoints, what supplies configuration and
     tokenizer. `checkpoint` is the folder of one iteration, and `run` the folder of the run that wrote it.
+
+    With `every`, the job follows a run that may still train: it evaluates every Nth checkpoint in the folder
+    `checkpoints`, where the run writes one each `interval` iterations. `patience` is in minutes.
     """
 
     model: str | None = None
@@ -31,6 +34,11 @@ class Evaluate(Section):
     batch_size: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=1)
     dtype: ConvertDtype | None = None
+    every: int | None = Field(default=None, ge=1)
+    checkpoints: str | None = None
+    interval: int | None = Field(default=None, ge=1)
+    patience: int | None = Field(default=None, ge=1)
+    keep: bool = False
 
 
 def evaluate_of(recipe: Recipe) -> Evaluate:

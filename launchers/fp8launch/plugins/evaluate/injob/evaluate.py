@@ -18,7 +18,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,31 +31,54 @@ if __name__ == "__main__":
 from fp8launch.injob.rank import worker
 from fp8launch.plugins.evaluate.injob import tiny_task
 from fp8launch.plugins.evaluate.injob.folders import EVALUATIONS
+from fp8launch.plugins.evaluate.injob.programs import run_program
 
 # Results of the tested releases have the same structure; `pyproject.toml` has the same range.
 TESTED = "0.4.13"
 _CONVERT = "fp8launch.plugins.convert.injob.convert"
-_RAW = "lm_eval.json"
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NAMES_SHOWN = 5
+# Results with the same values of these can be compared.
+_SETTINGS = ("backend", "model", "tasks", "fewshot", "limit", "max_length", "dtype")
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """Return the parser of the options of an evaluation."""
+    found = argparse.ArgumentParser(prog=program, allow_abbrev=False)
+    found.add_argument("--backend", choices=("hf", "megatron"), default="hf")
+    found.add_argument("--model", required=True, help="folder or name on the hub")
+    found.add_argument("--checkpoint", type=Path, help="folder of one iteration")
+    found.add_argument("--run", type=Path, help="folder of the run that wrote the checkpoint")
+    found.add_argument("--tasks", required=True, type=lambda text: text.split(","))
+    found.add_argument("--task_folder", type=Path)
+    found.add_argument("--dtype", choices=sorted(_DTYPES))
+    for name in ("fewshot", "limit", "max_length"):
+        found.add_argument(f"--{name}", type=int)
+    for name in ("batch_size", "tp", "pp", "ep"):
+        found.add_argument(f"--{name}", type=int, default=1)
+    return found
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="evaluate.py", allow_abbrev=False)
-    parser.add_argument("--backend", choices=("hf", "megatron"), default="hf")
-    parser.add_argument("--model", required=True, help="folder or name on the hub")
-    parser.add_argument("--checkpoint", type=Path, help="folder of one iteration")
-    parser.add_argument("--run", type=Path, help="folder of the run that wrote the checkpoint")
-    parser.add_argument("--tasks", required=True, type=lambda text: text.split(","))
-    parser.add_argument("--task_folder", type=Path)
-    parser.add_argument("--dtype", choices=sorted(_DTYPES))
-    for name in ("fewshot", "limit", "max_length"):
-        parser.add_argument(f"--{name}", type=int)
-    for name in ("batch_size", "tp", "pp", "ep"):
-        parser.add_argument(f"--{name}", type=int, default=1)
+    known = parser("evaluate.py")
+    known.add_argument("--name", help="of the results (default: the run folder's)")
+    known.add_argument("--out", type=Path, default=Path("model"), help="folder for the converted model")
     # torchrun's own parser removes the separator.
-    return parser.parse_args([word for word in words if word != "--"])
+    return known.parse_args([word for word in words if word != "--"])
+
+
+def settings_of(ours: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings on which the numbers of a checkpoint depend."""
+    return {name: getattr(ours, name) for name in _SETTINGS}
+
+
+def written_at(checkpoint: Path) -> int:
+    """Return when a distributed checkpoint was written, in nanoseconds since 1970; 0 if it has no metadata."""
+    try:
+        return (checkpoint / ".metadata").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def check_packages(names: Sequence[str]) -> None:
@@ -92,16 +115,19 @@ def find_tasks(wanted: Sequence[str], folder: Path | None) -> Any:
 
 def convert(ours: argparse.Namespace) -> Path:
     """Convert the checkpoint to a Hugging Face model in the run folder, once. Exits as the conversion does."""
-    out = Path("model").resolve()
+    out: Path = ours.out.resolve()
     if (out / "config.json").is_file():
-        return out  # of an earlier start of the same job
+        if (out / "config.json").stat().st_mtime_ns > ours.written:
+            return out  # of an earlier start of the same job
+        shutil.rmtree(str(out))  # since then, the run went back and wrote this iteration again
     program = importlib.util.find_spec(_CONVERT)
     assert program is not None and program.origin is not None
     words = ["megatron-to-hf", f"--model={ours.model}", f"--checkpoint={ours.checkpoint}", f"--out={out}"]
     if ours.dtype is not None:
         words.append(f"--dtype={ours.dtype}")
     print(f"fp8launch: converting {ours.checkpoint}", flush=True)
-    status = subprocess.run([sys.executable, program.origin, "--", *words], check=False).returncode
+    out.parent.mkdir(exist_ok=True)
+    status = run_program(Path(program.origin), words)
     if status:
         worker.stop(status, "the conversion to a Hugging Face model failed; its reason is above")
     return out
@@ -150,6 +176,7 @@ def megatron(ours: argparse.Namespace, device: str) -> dict[str, Any]:
 def evaluate(ours: argparse.Namespace, device: str) -> None:
     """Evaluate, and write the results."""
     rank = int(os.environ["RANK"])
+    ours.written = ours.checkpoint and written_at(ours.checkpoint)
     manager = find_tasks(ours.tasks, ours.task_folder)
     prepare = hugging_face if ours.backend == "hf" else megatron
     stated = prepare(ours, device)
@@ -166,7 +193,8 @@ def evaluate(ours: argparse.Namespace, device: str) -> None:
     if rank != 0 or found is None:
         return
     utils: Any = importlib.import_module("lm_eval.utils")
-    Path(EVALUATIONS, _RAW).write_text(json.dumps(found, indent=1, default=utils.handle_non_serializable) + "\n")
+    raw = "lm_eval.json" if ours.name is None else f"{ours.name}.lm_eval.json"
+    Path(EVALUATIONS, raw).write_text(json.dumps(found, indent=1, default=utils.handle_non_serializable) + "\n")
     write_result(record(ours, found), ours.run)
 
 
@@ -178,10 +206,12 @@ def record(ours: argparse.Namespace, found: Mapping[str, Any]) -> dict[str, Any]
             iteration = int(ours.checkpoint.name.rpartition("_")[2])
     return {
         "format": 1,
-        "evaluation": Path.cwd().name,
+        "evaluation": ours.name or Path.cwd().name,
+        "settings": settings_of(ours),
         "model": ours.model,
         "checkpoint": ours.checkpoint and str(ours.checkpoint),
         "iteration": iteration,
+        "written": ours.written,
         "backend": ours.backend,
         "lm_eval": importlib.metadata.version("lm-eval"),
         "limit": ours.limit,

@@ -1,0 +1,158 @@
+"""A job that follows a run: which checkpoints it evaluates, when the run is over, and its submission.
+
+The real thing is in test_evaluate_program.py and tests/slurm/test_evaluate.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_runs import Made, write_run
+
+from fp8launch import cli
+from fp8launch.injob.supervisor.checkpoints import TRACKER
+from fp8launch.plugins.evaluate.injob import evaluate, follow
+from fp8launch.plugins.evaluate.injob.follow import Saved, due, why_over
+
+Ask = Callable[..., tuple[str, str]]
+TASKS = ("--tasks", "fp8launch_tiny", "--backend", "sbatch")
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def ask(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.chdir(home)
+
+    def call(*words: object, expect: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        status = cli.run(list(map(str, words)))
+        out, err = capsys.readouterr()
+        assert status == expect, out + err
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints every ten iterations, which is in its second attempt of three."""
+    folder = write_run(tmp_path / "runs" / "trained-20261127-101500-ab12", Made())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["recipe"] |= {"checkpoint": {"dir": "ckpt", "interval": 10}, "survive": {"attempts": 3}}
+    manifest["recipe"].setdefault("resources", {})["time"] = "06:00:00"
+    manifest["arguments"] = {**manifest.get("arguments", {}), "save_interval": 10}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "survive.json").write_text("{}")
+    attempts(folder, {"ended": 1.0}, {})
+    return folder
+
+
+def attempts(run: Path, *each: dict[str, object], **more: object) -> None:
+    (run / "attempts.json").write_text(json.dumps({"attempts": [{"job": "1", **one} for one in each], **more}))
+
+
+def save(run: Path, iteration: int) -> Path:
+    place = run / "ckpt" / f"iter_{iteration:07d}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+    (place / ".metadata").write_bytes(pickle.dumps(types.SimpleNamespace(storage_data={})))
+    (run / "ckpt" / TRACKER).write_text(str(iteration))
+    return place
+
+
+def test_every_nth_checkpoint_is_due_and_the_last_one_once_the_run_is_over() -> None:
+    saved = [Saved(iteration, 0) for iteration in (40, 10, 20, 30, 37, 50)]
+    assert [each.iteration for each in due(saved, 20, over=False)] == [20, 40]
+    assert [each.iteration for each in due(saved, 20, over=True)] == [20, 40, 50]
+    assert due([], 20, over=True) == []
+
+
+def test_a_checkpoint_that_is_being_written_does_not_count(run: Path) -> None:
+    assert follow.saved_in(run / "ckpt") == []
+    save(run, 10)
+    (run / "ckpt" / "iter_0000020").mkdir()
+    assert [each.iteration for each in follow.saved_in(run / "ckpt")] == [10]
+
+
+def test_a_result_counts_for_the_checkpoint_that_was_evaluated(run: Path) -> None:
+    """After a rewind, the same iteration is another checkpoint."""
+    place = save(run, 10)
+    (saved,) = follow.saved_in(run / "ckpt")
+    settings = {"tasks": ["a"]}
+    (run / "evaluations").mkdir()
+    result = {"settings": settings, "iteration": 10, "written": evaluate.written_at(place)}
+    (run / "evaluations" / "one.json").write_text(json.dumps(result))
+    (run / "evaluations" / "damaged.json").write_text("[" * 100_000)
+    assert set(follow.evaluated_in(run, settings)) == {saved}
+    assert not set(follow.evaluated_in(run, {"tasks": ["b"]}))
+    os.utime(place / ".metadata", ns=(1, 1))
+    assert set(follow.evaluated_in(run, settings)) != set(follow.saved_in(run / "ckpt"))
+
+
+def test_a_run_is_over_when_its_supervisor_says_so(run: Path) -> None:
+    over = lambda: why_over(run, run / "ckpt", PATIENCE)  # noqa: E731
+    for log in (run / "logs").iterdir():
+        os.utime(log)
+    assert over() is None
+    attempts(run, {"ended": 1.0}, finished=True)
+    assert over() == "its training is done"
+    attempts(run, {"ended": 1.0}, stopped="nccl: no attempts left")
+    assert over() == "it has stopped: nccl: no attempts left"
+    attempts(run, {})
+    (run / "cancelled").write_text("by fp8launch cancel\n")
+    assert over() == "it was cancelled"
+
+
+def test_a_run_that_was_killed_with_its_supervisor_is_over_when_it_is_silent(run: Path) -> None:
+    long_ago = time.time() - 2 * PATIENCE
+    for file in (run / "attempts.json", *(run / "logs").iterdir()):
+        os.utime(file, (long_ago, long_ago))
+    assert "silent" in str(why_over(run, run / "ckpt", PATIENCE))
+    attempts(run, {"ended": 1.0})  # waits for its next job, however long
+    os.utime(run / "attempts.json", (long_ago, long_ago))
+    assert why_over(run, run / "ckpt", PATIENCE) is None
+
+
+def test_the_job_lasts_as_long_as_the_run(ask: Ask, run: Path, model: Path) -> None:
+    out, _ = ask("evaluate", run, "--model", model, "--every", 2, *TASKS, "--dry-run")
+    assert "plugins/evaluate/injob/follow.py" in out and "#SBATCH --time=06:00:00" in out
+    for word in ("--every=2", "--interval=10", f"--run={run}", f"--checkpoints={run}/ckpt", "supervisor.py"):
+        assert word in out
+    assert "--keep" not in out
+    assert "--keep" in ask("evaluate", run, "--model", model, "--every", 2, "--keep", *TASKS, "--dry-run")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "fix"),
+    [
+        (("RUN", "--every", "2"), "does not record which Hugging Face model", "name one with --model"),
+        (("RUN", "--every", "2", "--model", "MODEL", "--iteration", "3"), "every Nth checkpoint", "--iteration"),
+        (("RUN", "--every", "2", "--model", "MODEL", "--engine", "megatron"), "with --engine hf", "leave out"),
+        (("RUN", "--keep", "--model", "MODEL"), "has no effect without --every", "leave it out"),
+        (("SAVED", "--every", "2", "--model", "MODEL"), "is a folder of checkpoints", "name a run"),
+    ],
+)
+def test_refusals_name_value_and_fix(
+    ask: Ask, run: Path, model: Path, words: tuple[str, ...], says: str, fix: str
+) -> None:
+    save(run, 10)
+    places = {"RUN": run, "MODEL": model, "SAVED": run / "ckpt"}
+    _, err = ask("evaluate", *(places.get(word, word) for word in words), *TASKS, "--dry-run", expect=2)
+    said = " ".join(err.split())
+    assert says in said and fix in said and "Traceback" not in err
