@@ -19,8 +19,8 @@ import pytest
 
 from fp8launch.cli import output
 from fp8launch.cli.terminal_text import TerminalText
+from fp8launch.injob.supervisor.run_records import start_of
 from fp8launch.resources import in_job_folder
-from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
 from fp8launch.rundir.study import create_study
 from fp8launch.schedulers.slurm.slurm_jobs import JobRow, is_job_of

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from support import wait_for
 
+from fp8launch.injob.supervisor.run_records import new_submission
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
 from fp8launch.submit import submission
-from fp8launch.submit.submission import describe_without_job, new_submission, under_way
+from fp8launch.submit.submission import describe_without_job, under_way
 
 ROOT = Path(__file__).parents[2]
 KILLED = [sys.executable, str(ROOT / "tests/killed_launcher.py")]

@@ -8,17 +8,27 @@ outlive torchrun.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor.job_scheduler import JobScheduler, Training
+from fp8launch.injob.supervisor.run_records import MANIFEST, new_submission, now, start_of, write_json
 
 LOCAL_RUN = "FP8LAUNCH_LOCAL_RUN"  # the run folder, for the processes of a run on this machine
+LOCAL_KEY = "FP8LAUNCH_SUBMISSION"  # the key of the submission, for the same processes
+START = "FP8LAUNCH_START"  # counts the starts of a run's script, each of which has its own log
+# What the script of a run passes to its own processes only.
+_OF_THE_SCRIPT = (START, "FP8LAUNCH_STOP_AT", LOCAL_KEY, LOCAL_RUN)
 LAUNCHER = b"/rank/node.py"
 AGENT = "FP8LAUNCH_AGENT"  # rank/rank_watch.py: set below node.py
+_LARGEST_JSON = 64 << 20
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL on this machine; Slurm's default KillWait
 
 
@@ -56,9 +66,49 @@ class LocalProcesses(Training):
 class LocalJob(JobScheduler):
     """A job without a scheduler: another attempt runs the script again (`continue_by: rerun`)."""
 
+    def release(self, folder: Path, job: str | None) -> bool:
+        """Start the script of a run that waits for this one, unless it has been started."""
+        lock = os.open(str(folder / ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # `fp8launch resume` may start it as well
+            if job is None and not any(processes_with(LOCAL_RUN, str(folder))):
+                _start_waiting(folder)
+        finally:
+            os.close(lock)
+        return True
+
     def training(self) -> LocalProcesses | None:
         processes = LocalProcesses(self.env[LOCAL_RUN])
         return processes if processes.launchers else None
+
+
+def _start_waiting(folder: Path) -> None:
+    """Start a run's first job, recorded in its manifest as `fp8launch submit` records jobs."""
+    manifest = json.loads(read_regular(folder / MANIFEST, _LARGEST_JSON))
+    if manifest["jobs"]:
+        return
+    submission = new_submission(f"{folder.name}.s0-{os.getpid()}")
+    write_json(folder / MANIFEST, {**manifest, "submission": {**submission, "reported": True}})
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_SCRIPT}
+    pid = start_script(folder, folder / "job.sh", submission["key"], 0, environment)
+    manifest["jobs"] = [{"id": f"{pid}:{start_of(pid)}", "submitted": now()}]
+    manifest["submission"] = {**submission, "reported": True, "answered": True}
+    write_json(folder / MANIFEST, manifest)
+
+
+def start_script(folder: Path, script: Path, key: str, start: int, environment: Mapping[str, str]) -> int:
+    """Start a run's script in a session of its own, with the marks by which its processes are found. Return its pid."""
+    marks = {LOCAL_RUN: str(folder), LOCAL_KEY: key, START: str(start)}
+    with (folder / "logs" / "local.out").open("ab") as out:
+        process = subprocess.Popen(
+            ["bash", str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**environment, **marks},
+        )
+    return process.pid
 
 
 def processes_with(name: str, value: str) -> Iterator[int]:

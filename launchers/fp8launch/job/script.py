@@ -58,6 +58,21 @@ def setup_lines(job: Job) -> list[str]:
     return ["# Set-up lines of the cluster profile.", "set +eu", *job.setup, "set -eu"]
 
 
+def end_lines(commands: Sequence[str]) -> list[str]:
+    """Run commands of plugins when the script exits or is terminated, whatever its status, which they read in $ended.
+
+    They come before the cluster profile's lines, which may end the script. Commands contain no single quotes.
+    """
+    if not commands:
+        return []
+    # A local run that is cancelled ends all its processes with SIGTERM.
+    acts = "; ".join(f"{command} || true" for command in commands)
+    return [
+        "# What follows the end of the run, without changing the exit status.",
+        f"trap 'ended=$?; trap \"\" TERM; {acts}' EXIT",
+    ]
+
+
 def host_python(job: Job) -> str:
     """Return the Python for programs that run on the host, outside the container.
 

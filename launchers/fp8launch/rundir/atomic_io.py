@@ -102,18 +102,6 @@ def is_own_file(file: Path) -> bool:
         return False
 
 
-def start_of(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; empty if it does not exist or is a zombie."""
-    try:
-        # The command name, in parentheses, may contain anything, so count the fields after it.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    if fields[0] == "Z":
-        return ""
-    return fields[19]
-
-
 @contextlib.contextmanager
 def held(folder: Path, wait: float = 0.0) -> Iterator[bool]:
     """Lock a folder against other launchers. Yields False if the file system has no locks. Raises Busy after `wait` s.

@@ -100,6 +100,7 @@ class Capabilities:
     one_run_at_a_time  the points of a grid run sequentially, and the submitting command starts each
     on_this_machine    jobs are processes of the submitting host, so only that host can report on them
     pyxis              srun starts the processes, so pyxis' container options work
+    holds              a job can be submitted that waits until it is released (`submit_held`, `JobScheduler.release`)
     continue_by        how another attempt of a run can be started, in order of preference; empty if it cannot
     time_limits        jobs are ended when their time is up
     poll_seconds       how often to query the state of a run that is followed
@@ -110,6 +111,7 @@ class Capabilities:
     one_run_at_a_time: bool = False
     on_this_machine: bool = False
     pyxis: bool = False
+    holds: bool = False
     continue_by: tuple[ContinueBy, ...] = ()
     time_limits: bool = True
     poll_seconds: float = 3.0
@@ -193,6 +195,10 @@ class Scheduler(ABC):
     @abstractmethod
     def resume(self, run: RunFolder, key: str, exclude: Sequence[str] = ()) -> str:
         """Start the script in the run folder once more, without the nodes in `exclude`; return the job id."""
+
+    def submit_held(self, run: RunFolder, key: str) -> str:
+        """Submit the script in the run folder as a job that waits for its release; return the job id."""
+        raise NotImplementedError(f"{self.name} cannot hold jobs")
 
     def is_impossible(self, refusal: UserError) -> bool:
         """Return whether a submission was refused because too few nodes are left without the excluded ones."""

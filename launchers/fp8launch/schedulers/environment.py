@@ -7,17 +7,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from fp8launch.injob.local_job import AGENT, LOCAL_RUN
+from fp8launch.injob.local_job import AGENT, LOCAL_KEY, LOCAL_RUN, START
 
 # A job submitted from inside another job, or from a rank, must not inherit its size, binding and rendezvous.
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SBATCH|SALLOC|SRUN|PMI|PMIX|OMPI|TORCHELASTIC|SUBMITIT)(_.*)?")
 # Variables that mark processes of a run on this machine. Jobs submitted from such a process must not inherit them.
-LOCAL_KEY = "FP8LAUNCH_SUBMISSION"  # and LOCAL_RUN
 _OF_A_RANK = {
     LOCAL_RUN,
     LOCAL_KEY,
     AGENT,
-    "FP8LAUNCH_START",
+    START,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",

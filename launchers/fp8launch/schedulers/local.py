@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fp8launch.diagnostics import Problem, error
-from fp8launch.injob.local_job import LOCAL_RUN, end_all, processes_with
+from fp8launch.injob.local_job import LOCAL_KEY, LOCAL_RUN, START, end_all, processes_with, start_script
+from fp8launch.injob.supervisor.run_records import start_of
 from fp8launch.job.job import Job
 from fp8launch.job.script import (
     AUTHOR,
@@ -37,10 +37,9 @@ from fp8launch.job.script import (
     watch_attempt,
 )
 from fp8launch.job.shell_quoting import Word
-from fp8launch.rundir.atomic_io import start_of
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Capabilities, JobState, Scheduler, Submission, ended_with
-from fp8launch.schedulers.environment import LOCAL_KEY, clean_environment
+from fp8launch.schedulers.environment import clean_environment
 from fp8launch.wording import counted
 
 GRACE_SECONDS = 20.0
@@ -122,7 +121,7 @@ def local_script(job: Job) -> str:
     return join_blocks(
         [
             ["#!/bin/bash", f"# {job.name}: {counted(job.processes_per_node, 'process')}. {AUTHOR}"],
-            [*run_places(job, job.folder), *attempt_places(job_id, "FP8LAUNCH_START")],
+            [*run_places(job, job.folder), *attempt_places(job_id, START)],
             setup_lines(job),
             begin_attempt(job),
             environment_lines(job),
@@ -152,17 +151,7 @@ def _supervised(job: Job, step: list[str]) -> list[str]:
 def _start(run: RunFolder, key: str) -> str:
     # Each start writes its own log; the script counts on when it runs itself again.
     start = 1 + max((attempt.restart for attempt in run.attempts()), default=-1)
-    marks = {LOCAL_RUN: str(run.path), LOCAL_KEY: key, "FP8LAUNCH_START": str(start)}
-    with (run.path / "logs" / "local.out").open("ab") as out:
-        process = subprocess.Popen(
-            ["bash", str(run.script)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**clean_environment(), **marks},
-        )
-    return _job_id(process.pid)
+    return _job_id(start_script(run.path, run.script, key, start, clean_environment()))
 
 
 def _end(run: RunFolder) -> None:

@@ -20,10 +20,12 @@ from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import CHECKPOINTS, checkpoint_place
 from fp8launch.diagnostics import MACHINE_LACKS, UserError, error
 from fp8launch.injob.regular_files import read_regular
+from fp8launch.injob.supervisor.run_records import now
 from fp8launch.job.build_job import UNPLACED, placed, plan
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared, engine_record, phase_entry, recipe_digest, resolved_recipe, resolved_yaml
 from fp8launch.job.reserved_env import missing_secrets
+from fp8launch.job.script import end_lines
 from fp8launch.plugin_registry import loaded
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import is_file
@@ -35,7 +37,6 @@ from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment
 from fp8launch.secrets import redacted, refuse_secrets
 from fp8launch.submit.checkout import checkout_of
-from fp8launch.submit.submission import now
 from fp8launch.submit.supervisor_plan import survival_text
 
 
@@ -78,8 +79,8 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Sche
         job = plan(prepared, cluster, UNPLACED, runtime=runtime)
     job = placed(job, folder)
     scheduler.validate(job)
-    lines = [line for _, lines_of in loaded("setup_lines") for line in lines_of(job)]
-    return replace(job, setup=(*lines, *job.setup))
+    commands = [command for _, command_of in loaded("end_commands") if (command := command_of(job, scheduler))]
+    return replace(job, setup=(*end_lines(commands), *job.setup))
 
 
 def origin(prepared: Prepared, scheduler: Scheduler) -> Origin:

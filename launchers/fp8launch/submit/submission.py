@@ -19,7 +19,8 @@ from typing import Any
 
 from fp8launch import schedulers
 from fp8launch.diagnostics import MACHINE_LACKS, UserError, error
-from fp8launch.rundir.atomic_io import Busy, held, start_of, sync_folder, uninterrupted
+from fp8launch.injob.supervisor.run_records import new_submission, now, start_of, this_launcher
+from fp8launch.rundir.atomic_io import Busy, held, sync_folder, uninterrupted
 from fp8launch.rundir.attempts import forbid_more
 from fp8launch.rundir.registry import job_ids, need_mine
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
@@ -44,11 +45,6 @@ _UNCLEAR = re.compile(
 )
 
 
-def now() -> str:
-    """Return the current time in the format of manifests."""
-    return datetime.now().astimezone().isoformat(timespec="milliseconds")
-
-
 def submit_under(key: str, runs: Sequence[RunFolder], submit: Callable[[], Sequence[str]]) -> None:
     """Submit runs under a key (as one array if there are several), and record the job of each.
 
@@ -70,19 +66,15 @@ def submit_under(key: str, runs: Sequence[RunFolder], submit: Callable[[], Seque
             record_job(run, job)
 
 
+def submit_held(run: RunFolder, scheduler: Scheduler) -> None:
+    """Submit a job of a run that waits for its release, and record it."""
+    key = next_key(run)
+    submit_under(key, [run], lambda: [scheduler.submit_held(run, key)])
+
+
 def next_key(run: RunFolder) -> str:
     """Return a key that no earlier job has, not even one of a deleted run with the same name."""
     return f"{run.run_id}.s{len(job_ids(run))}-{secrets.token_hex(3)}"
-
-
-def new_submission(key: str, index: int | None = None) -> dict[str, Any]:
-    """Return the manifest entry for a submission that has started."""
-    return {"key": key, "index": index, "answered": False, "reported": False, "begun": now(), **_this_launcher()}
-
-
-def _this_launcher() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"host": os.uname().nodename, "pid": pid, "started": start_of(pid)}
 
 
 def record_reported(run: RunFolder) -> None:
@@ -94,7 +86,7 @@ def record_reported(run: RunFolder) -> None:
 def record_waiting(run: RunFolder) -> None:
     """Record that this launcher waits for the run to end. If it is killed, the same command resumes waiting."""
     with contextlib.suppress(OSError):
-        run.update(submission={**run.manifest()["submission"], "waiting": True, **_this_launcher()})
+        run.update(submission={**run.manifest()["submission"], "waiting": True, **this_launcher()})
 
 
 def record_job(run: RunFolder, job_id: str) -> None:

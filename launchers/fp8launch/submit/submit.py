@@ -19,6 +19,7 @@ from typing import Any
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError, error
+from fp8launch.injob.supervisor.run_records import new_submission, now
 from fp8launch.job.job import Job
 from fp8launch.job.prepared import Prepared
 from fp8launch.rundir.atomic_io import Busy, held
@@ -33,10 +34,9 @@ from fp8launch.submit.new_run import Origin, make_run, new_run_id, origin, plan_
 from fp8launch.submit.submission import (
     HELD_SECONDS,
     find_cut_off,
-    new_submission,
     next_key,
-    now,
     recover_jobs,
+    submit_held,
     submit_under,
 )
 from fp8launch.wording import counted
@@ -47,12 +47,13 @@ RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memo
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A prepared and checked run. `job` is the job that was checked."""
+    """A prepared and checked run. `job` is the job that was checked. `name` is the run's id, by default automatic."""
 
     point: Point
     prepared: Prepared
     checked: dict[str, Any] | None = None
     job: Job | None = None
+    name: str | None = None
 
     @property
     def key(self) -> str:
@@ -60,7 +61,7 @@ class GridPoint:
 
     @property
     def run_name(self) -> str:
-        return run_name(self.point, self.prepared.loaded.recipe.name, self.key)
+        return self.name or run_name(self.point, self.prepared.loaded.recipe.name, self.key)
 
     def as_json(self) -> dict[str, Any]:
         need = self.prepared.loaded.recipe.resources
@@ -133,14 +134,18 @@ def submit_study(
     max_running: int | None = None,
     left_out: Sequence[tuple[Point, str]] = (),
     between: Callable[[RunFolder], object] | None = None,
+    kind: str | None = None,
     progress: Callable[[Sequence[GridPoint], str], Iterable[GridPoint]] = lambda items, _: items,
 ) -> Outcome:
     """Submit every point of a grid that has no job yet, and with `retry`, also points whose run failed.
 
     `left_out` has points that failed the check, with the reason. The study lists them but does not submit them. If the
-    scheduler runs one job at a time, `between` is called after each submission to wait for the run to end.
+    scheduler runs one job at a time, `between` is called after each submission to wait for the run to end. Points of a
+    `kind` of recipe form a sequence: each run waits until the run before it is complete.
     """
     record = _record(points)
+    if kind is not None:
+        record["kind"] = kind
     refuse_secrets({STUDY: json.dumps(record)})
     need_safe_root(root, cluster.trust_run_root)
     study = create_study(root, identify(points, name), record)
@@ -154,8 +159,11 @@ def submit_study(
         place = {"name": study.study_id, "point": dict(one.point.values), "repeat": one.point.repeat}
         return {"study": place, "check": one.checked}
 
-    batch = _Batch(cluster, scheduler, entries, study, retry, max_running)
+    batch = _Batch(cluster, scheduler, entries, study, retry, max_running, in_sequence=kind is not None)
     with locked(study, patience):
+        if kind is not None and job_ids(wanted[0][1]):
+            outcome.present += [run for _, run in wanted]  # it was submitted last
+            return outcome
         add_points(study, record["points"], [_left_out(point, why) for point, why in left_out])
         missing = batch.make_folders(wanted, progress)
         without_job = {run for run, _ in missing}
@@ -189,6 +197,7 @@ class _Batch:
     study: StudyFolder | None = None
     retry: bool = False
     max_running: int | None = None
+    in_sequence: bool = False
     # All points of a recipe come from the same code, so read it once.
     origins: dict[str, Origin] = field(default_factory=dict)
 
@@ -223,12 +232,29 @@ class _Batch:
 
     def submit(self, missing: Group) -> Iterator[Group]:
         """Submit runs, and yield the runs of each scheduler call."""
+        if self.in_sequence:
+            yield from self._submit_sequence(missing)
+            return
         groups = [[one] for one in missing]
         if len(missing) > 1 and self.scheduler.capabilities.arrays and self.cluster.arrays:
             positions = self.scheduler.array_groups([job for _, job in missing])
             groups = [[missing[position] for position in members] for members in positions]
         for group in groups:
             yield from self._submit_group(group)
+
+    def _submit_sequence(self, missing: Group) -> Iterator[Group]:
+        """Submit runs, the last one first: each is in the queue before the run that it waits for can end.
+
+        If the scheduler cannot hold jobs, the end of each run starts the next one.
+        """
+        assert self.study is not None
+        first = self.study.runs()[0]
+        for run, job in reversed(missing):
+            if run == first:
+                yield from self._submit_group([(run, job)])
+            elif self.scheduler.capabilities.holds:
+                submit_held(run, self.scheduler)
+                yield [(run, job)]
 
     def _submit_group(self, group: Group) -> Iterator[Group]:
         """Submit runs as one array. Halve the array while it exceeds the user's job limit."""

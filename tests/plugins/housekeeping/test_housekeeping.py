@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fp8launch import cli
-from fp8launch.rundir.atomic_io import held, start_of
+from fp8launch.injob.supervisor.run_records import start_of
+from fp8launch.rundir.atomic_io import held
 from fp8launch.rundir.registry import default_root, find_run
 from fp8launch.rundir.run_dir import RunFolder, create_run_folder
 from fp8launch.rundir.study import create_study

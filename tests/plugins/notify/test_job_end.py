@@ -19,11 +19,12 @@ from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.injob.local_job import LOCAL_RUN, LocalProcesses, processes_with, send
 from fp8launch.injob.supervisor.checkpoints import latest
+from fp8launch.injob.supervisor.run_end import End, end_of
 from fp8launch.job.build_job import UNPLACED, placed, plan
 from fp8launch.job.prepared import prepare
-from fp8launch.plugins.notify.injob.at_end import End, end_of
 from fp8launch.plugins.notify.job_end import notify_at_end
 from fp8launch.plugins.notify.notify import config_file
+from fp8launch.schedulers import by_name
 
 GOOD, LOST = "lm loss: 1.000000E+00 |", ""
 
@@ -195,7 +196,7 @@ def test_a_job_that_is_terminated_before_its_training_ends(tmp_path: Path) -> No
 
 def test_trials_of_a_search_send_nothing(hook: Hook, tmp_path: Path) -> None:
     job = plan(prepare("tiny_cpu"), Cluster(), UNPLACED)
-    assert notify_at_end(placed(job, tmp_path / "study" / "run"))
+    assert notify_at_end(placed(job, tmp_path / "study" / "run"), by_name("local"))
     (tmp_path / "study" / "tune").mkdir(parents=True)
     (tmp_path / "study" / "tune" / "state.json").write_text("{}")
-    assert notify_at_end(placed(job, tmp_path / "study" / "run")) == []
+    assert notify_at_end(placed(job, tmp_path / "study" / "run"), by_name("local")) is None

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from fp8launch.injob.slurm.commands import ask, slurm, will_pass
 from fp8launch.injob.supervisor.job_scheduler import JobScheduler, State, Submitted, Training
@@ -184,6 +185,9 @@ class SlurmJob(JobScheduler):
 
     def cancel(self, job: str) -> None:
         slurm("scancel", job)
+
+    def release(self, folder: Path, job: str | None) -> bool:
+        return job is not None and slurm("scontrol", "release", job) is not None
 
     def _show(self, job: str, **options: int) -> str:
         return slurm("scontrol", "show", "job", job, **options) or ""

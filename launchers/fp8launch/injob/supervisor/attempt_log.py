@@ -6,13 +6,13 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.supervisor import checkpoints, job_scheduler, retry_policy
+from fp8launch.injob.supervisor.run_records import write_json
 
 PLAN = "survive.json"
 ATTEMPTS = "attempts.json"
@@ -136,14 +136,7 @@ class Run:
         return False
 
     def save(self) -> None:
-        """Write attempts.json, whole or not at all: a job may be killed at any moment."""
-        new = self.folder / f".{ATTEMPTS}.new"
-        # Independent of the umask: the record decides which jobs are cancelled, so nobody else may write to it.
-        with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as file:
-            json.dump(self.state, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.folder / ATTEMPTS)
+        write_json(self.folder / ATTEMPTS, self.state)
 
     def close_attempt(
         self,

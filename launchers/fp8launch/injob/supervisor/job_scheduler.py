@@ -139,6 +139,12 @@ class JobScheduler:
     def cancel(self, job: str) -> None:
         """Cancel a waiting job."""
 
+    # Another run, which waits for this one
+
+    def release(self, folder: Path, job: str | None) -> bool:
+        """Let the run in `folder`, whose held job is `job`, start. False if the request failed."""
+        return False
+
 
 def load(job: str, folder: Path, env: Mapping[str, str], plan: Mapping[str, Any]) -> JobScheduler:
     """Return the scheduler that a plan names. Raises ValueError if it cannot be loaded."""

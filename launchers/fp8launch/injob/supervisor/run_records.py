@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
 
@@ -24,3 +27,42 @@ def record_root(root: Path) -> None:
     # One write appends the whole line, so that two launchers at the same time lose neither root.
     with roots_file().open("a", encoding="utf-8", errors="surrogateescape") as lines:
         lines.write(f"{root}\n")
+
+
+def now() -> str:
+    """Return the current time in the format of manifests."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def new_submission(key: str, index: int | None = None) -> dict[str, Any]:
+    """Return the manifest entry for a submission that this process has started."""
+    return {"key": key, "index": index, "answered": False, "reported": False, "begun": now(), **this_launcher()}
+
+
+def this_launcher() -> dict[str, Any]:
+    """Return what identifies this process, for those who want to know whether it is still alive."""
+    pid = os.getpid()
+    return {"host": os.uname().nodename, "pid": pid, "started": start_of(pid)}
+
+
+def start_of(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot; empty if it does not exist or is a zombie."""
+    try:
+        # The command name, in parentheses, may contain anything, so count the fields after it.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    if fields[0] == "Z":
+        return ""
+    return fields[19]
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file, whole or not at all: a job may be killed at any moment."""
+    new = file.with_name(f".{file.name}.new")
+    # Independent of the umask: the records decide which jobs are cancelled, so nobody else may write to them.
+    with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as stream:
+        json.dump(content, stream, indent=2)
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.replace(file)

@@ -1,4 +1,4 @@
-"""Lines of a job's script that notify of the run's end, so that nobody has to wait for it."""
+"""The command of a job that notifies of the run's end, so that nobody has to wait for it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from fp8launch.cli.output import eprint
 from fp8launch.job.job import Job
 from fp8launch.job.script import host_python
 from fp8launch.plugins.notify.notify import load_config
+from fp8launch.schedulers.base import Scheduler
 
 _PROGRAM = '"$code/../plugins/notify/injob/at_end.py"'
 
 
-def notify_at_end(job: Job) -> list[str]:
-    """Return the trap that runs when the script exits or is terminated, if `notify.webhook_variable` is configured.
+def notify_at_end(job: Job, scheduler: Scheduler) -> str | None:
+    """Return the command for the end of the script, if `notify.webhook_variable` is configured.
 
     The address stays in the variable. Raises UserError for a bad configuration.
     """
     config = load_config().notify
     if config.webhook_variable is None or _is_trial(job):
-        return []
+        return None
     if not os.environ.get(config.webhook_variable):
         _warn(config.webhook_variable)
     words = f'"$run_folder" "$attempt" "$ended" {config.webhook_variable} {config.when}'
-    # A local run that is cancelled ends all its processes with SIGTERM.
-    act = f'ended=$?; trap "" TERM; {host_python(job)} {_PROGRAM} {words} || true'
-    return [
-        "# Notify of the run's end (notify.webhook_variable) without changing the exit status.",
-        f"trap '{act}' EXIT",
-    ]
+    return f"{host_python(job)} {_PROGRAM} {words}"
 
 
 def _is_trial(job: Job) -> bool:

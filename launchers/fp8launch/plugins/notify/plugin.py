@@ -7,6 +7,6 @@ from fp8launch.plugin_registry import Plugin
 PLUGIN = Plugin(
     name="notify",
     run_listeners={"notify": "fp8launch.plugins.notify.notify:notifier"},
-    setup_lines={"notify": "fp8launch.plugins.notify.job_end:notify_at_end"},
+    end_commands={"notify": "fp8launch.plugins.notify.job_end:notify_at_end"},
     in_job=("fp8launch.plugins.notify.injob",),
 )

@@ -19,6 +19,7 @@ from fp8launch.cli.destination import destination_options
 from fp8launch.cli.output import confirm, eprint, json_option, print_problems, set_option, with_options
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, INTERRUPTED, UserError, error, errors_in, problems_of
+from fp8launch.injob.supervisor.run_records import now
 from fp8launch.plugins.plots.figures import require_drawable
 from fp8launch.plugins.tune.beginning import (
     TRIALS,
@@ -44,7 +45,6 @@ from fp8launch.rundir.registry import remember_root, run_root
 from fp8launch.rundir.study import StudyFolder, create_study
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.destination import destination, time_override
-from fp8launch.submit.submission import now
 
 
 @click.command()

@@ -12,6 +12,7 @@ from typing import Any
 from fp8launch.cli.output import echo, eprint, overrides_text, show_json, show_table
 from fp8launch.diagnostics import exit_code
 from fp8launch.injob.regular_files import read_regular
+from fp8launch.injob.supervisor.run_records import now
 from fp8launch.job.prepared import Prepared
 from fp8launch.plugins.tune.candidates import Base
 from fp8launch.plugins.tune.judgement import standing
@@ -27,7 +28,6 @@ from fp8launch.recipe.yaml_source import MAX_BYTES
 from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.submit.grid import Point
-from fp8launch.submit.submission import now
 from fp8launch.wording import and_more, counted
 
 # Next to the state of a search: the SHA-256 digest of the recipe that it wrote last.

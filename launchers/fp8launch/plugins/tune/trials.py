@@ -14,6 +14,7 @@ from fp8launch.diagnostics import error
 from fp8launch.injob.supervisor.failures import ending_of_attempt
 from fp8launch.injob.supervisor.health_rules import errors_of
 from fp8launch.injob.supervisor.log_lines import tail
+from fp8launch.injob.supervisor.run_records import now
 from fp8launch.plugins.tune.candidates import first_error, predict
 from fp8launch.plugins.tune.state import Outcome
 from fp8launch.report.intervals import FEWEST
@@ -23,7 +24,7 @@ from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.rundir.study import StudyFolder, locked
 from fp8launch.schedulers.base import JobState, Scheduler
-from fp8launch.submit.submission import HELD_SECONDS, now, recover_cut_off
+from fp8launch.submit.submission import HELD_SECONDS, recover_cut_off
 from fp8launch.submit.submit import GridPoint, submit_study
 from fp8launch.wording import counted
 

@@ -38,7 +38,7 @@ class SlurmScheduler(Scheduler):
     """A submission's key is the job's comment in Slurm."""
 
     name = "sbatch"
-    capabilities = Capabilities(arrays=True, pyxis=True, continue_by=("requeue", "dependency"))
+    capabilities = Capabilities(arrays=True, pyxis=True, holds=True, continue_by=("requeue", "dependency"))
     neutral_requests = NEUTRAL
     # Bash computes with some of these, and then evaluates an index in brackets: a[$(command)].
     script_variables = re.compile(
@@ -76,9 +76,10 @@ class SlurmScheduler(Scheduler):
         return [f"{job}_{index}" for index in range(len(group))]
 
     def resume(self, run: RunFolder, key: str, exclude: Sequence[str] = ()) -> str:
-        options = [f"--exclude={','.join(exclude)}"] if exclude else []
-        comment = text_in(as_mapping(run.manifest().get("slurm")).get("comment"))
-        return sbatch.submit(run.script, key, *options, comment=comment)
+        return _submit_again(run, key, *([f"--exclude={','.join(exclude)}"] if exclude else []))
+
+    def submit_held(self, run: RunFolder, key: str) -> str:
+        return _submit_again(run, key, "--hold")
 
     def is_impossible(self, refusal: UserError) -> bool:
         return any(is_impossible(problem.message) for problem in refusal.problems)
@@ -173,6 +174,12 @@ class SlurmScheduler(Scheduler):
 
     def version(self) -> str | None:
         return slurm_cli.version()
+
+
+def _submit_again(run: RunFolder, key: str, *options: str) -> str:
+    """Submit the script in a run folder, with the comment that its manifest records."""
+    comment = text_in(as_mapping(run.manifest().get("slurm")).get("comment"))
+    return sbatch.submit(run.script, key, *options, comment=comment)
 
 
 def _job_in_a_log(submission: Submission) -> str | None:

@@ -9,14 +9,11 @@ output.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import math
 import os
-import re
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,77 +21,19 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
-from fp8launch.injob.regular_files import read_regular
-from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
 from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt
 from fp8launch.injob.supervisor.health_rules import HealthLimits, HealthProblem, errors_of, problems_of
 from fp8launch.injob.supervisor.health_watch import series_of, values_of
 from fp8launch.injob.supervisor.log_lines import say, tail
+from fp8launch.injob.supervisor.run_end import End, batch_output, end_of, json_mapping
 from fp8launch.injob.supervisor.run_records import MANIFEST
-from fp8launch.injob.supervisor.supervisor import CANCELLED
 from fp8launch.plugins.notify.injob.sent import claim, record_of
 from fp8launch.plugins.notify.injob.webhook import ADDRESS, post
 
 # Slurm kills a job 30 s after it asked it to end.
 LONGEST = 20.0
-# The status of a shell that SIGTERM ended. In its EXIT trap, bash shows the status of the last command instead: 0.
-_TERMINATED = (0, 143)
-_LARGEST_JSON = 16 << 20
-# What Slurm writes into the script's output before it ends the script; output of a requeued job is appended.
-_SLURM_ENDS = re.compile(r"\*\*\* JOB \S{1,60} ON \S{1,255} CANCELLED AT \S{1,40}(.{0,80}?)\*\*\*")
 # Rules that need to know nothing about the run but its log.
 _CODES = ("nan", "zero-grad-norm")
-
-
-@dataclass(frozen=True)
-class End:
-    """How a run ended. `attempt` is the name of its last attempt."""
-
-    attempt: str
-    state: str
-    detail: str = ""
-
-
-def end_of(folder: Path, attempt: str, status: int) -> End | None:
-    """Return how the run ended, or None if it continues, or if its next start decides that."""
-    if (folder / PLAN).is_file():
-        return _end_of_supervised(folder, attempt, status)
-    if (folder / "logs" / f"{attempt}.exit").is_file() or status not in _TERMINATED:
-        if status == 0:
-            return End(attempt, "completed")
-        return End(attempt, "failed", f"exit status {status}")
-    if _mapping(folder / MANIFEST).get("cancelled"):
-        return End(attempt, "cancelled", "by fp8launch cancel")
-    reasons = _SLURM_ENDS.findall(_batch_output(folder, attempt.rpartition("-")[0]))
-    if reasons and "REQUEUE" in reasons[-1]:
-        return None  # Slurm starts the job again
-    return End(attempt, "interrupted", "the job was ended: cancelled, preempted or at its time limit")
-
-
-def _end_of_supervised(folder: Path, attempt: str, status: int) -> End | None:
-    state = _mapping(folder / ATTEMPTS)
-    attempts = state.get("attempts") or []
-    if attempts:
-        attempt = str(attempts[-1]["name"])
-    if state.get("finished"):
-        return End(attempt, "completed")
-    if (folder / CANCELLED).exists():
-        return End(attempt, "cancelled", "by fp8launch cancel")
-    if state.get("stopped"):
-        return End(attempt, "failed", str(state["stopped"]))
-    # Without an end of its attempt, the scheduler is ending the job, and may start it again.
-    closed = not attempts or "ended" in attempts[-1]
-    if closed and not state.get("waiting") and status not in _TERMINATED:
-        return End(attempt, "failed", f"exit status {status}")
-    return None
-
-
-def _mapping(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_regular(file, _LARGEST_JSON).decode())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def message_about(folder: Path, end: End) -> tuple[dict[str, Any], bool]:
@@ -104,7 +43,7 @@ def message_about(folder: Path, end: End) -> tuple[dict[str, Any], bool]:
     health = _health(folder, rows)
     failure: Failure | None = None
     if end.state != "completed":
-        failure = ending_of_attempt(log, _batch_output(folder, end.attempt.rpartition("-")[0])).failure
+        failure = ending_of_attempt(log, batch_output(folder, end.attempt.rpartition("-")[0])).failure
     loss = rows[-1].get("loss", math.nan) if rows else math.nan
     text = f"{folder.name}: {end.state}"
     if end.state != "cancelled" and failure is not None:
@@ -127,18 +66,10 @@ def message_about(folder: Path, end: End) -> tuple[dict[str, Any], bool]:
 
 
 def _health(folder: Path, rows: list[dict[str, float]]) -> list[HealthProblem]:
-    recipe = _mapping(folder / MANIFEST).get("recipe") or {}
+    recipe = json_mapping(folder / MANIFEST).get("recipe") or {}
     limits = HealthLimits.of_recipe(recipe.get("health") or {})
     series = series_of(rows)
     return [problem for problem in errors_of(problems_of(series, series, {}, limits)) if problem.code in _CODES]
-
-
-def _batch_output(folder: Path, job: str) -> str:
-    """Return the end of the script's own output: in the run folder, or for an array in the study's folder."""
-    for place in (folder, folder.parent):
-        for file in (place / "logs").glob(f"*-{glob.escape(job)}.out"):
-            return tail(file)
-    return ""
 
 
 def notify(folder: Path, attempt: str, status: int, variable: str, when: str) -> None:
