@@ -41,6 +41,7 @@ _BUILT_IN = (
     "accelerate",
     "convert",
     "evaluate",
+    "stages",
     "data",
     "archive",
     "housekeeping",
@@ -107,6 +108,7 @@ class Plugin:
     end_commands     functions that take a placed job and its scheduler, and return a command that the job's script runs
                      when it ends, or None
     recipe_sections  subclasses of `fp8launch.recipe.sections.Section`, whose fields all have defaults
+    recipe_kinds     values of `fp8launch.submit.recipe_kinds.RecipeKind`, by the top-level key that marks such recipes
     recipe_sources   values of `fp8launch.recipe.load.NamedRecipes`, by the prefix of the names
     relays           functions that run a command line on the login node of a cluster profile and return its exit code,
                      by the option of `fp8launch` in front of the command
@@ -137,6 +139,7 @@ class Plugin:
     run_listeners: Mapping[str, Target] = field(default_factory=dict)
     end_commands: Mapping[str, Target] = field(default_factory=dict)
     recipe_sections: Mapping[str, Target] = field(default_factory=dict)
+    recipe_kinds: Mapping[str, Target] = field(default_factory=dict)
     recipe_sources: Mapping[str, Target] = field(default_factory=dict)
     published_recipes: Mapping[str, Target] = field(default_factory=dict)
     relays: Mapping[str, Target] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp8launch import plugin_registry
 from fp8launch.check.checker import CheckResult, check_all
@@ -14,6 +14,7 @@ from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, errors_in, p
 from fp8launch.job.prepared import Prepared
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.grid import Point
+from fp8launch.submit.recipe_kinds import Part, named
 from fp8launch.submit.submit import GridPoint
 
 # Creates a layer's progress bar, given its title and the number of steps.
@@ -50,14 +51,18 @@ def check_before_submission(
     bar: Bar,
     skip: bool = False,
     asked: Mapping[str, bool | None] | None = None,
+    parts: Sequence[Part] = (),
 ) -> CheckedRuns:
     """Check runs that `scheduler` will receive. Raises UserError (exit code 1) for errors unless `skip` is set.
 
-    `asked` maps each plugin layer to the user's choice. None leaves the choice to the cluster profile.
+    `parts` are the runs as a sequence, with problems of their own. `asked` maps each plugin layer to the user's choice;
+    None leaves the choice to the cluster profile.
     """
     results = check_all(runs, cluster, say=say, scheduler=scheduler)
     choices = dict.fromkeys(extra_layers()) if asked is None else asked
     results = with_extra_layers(runs, results, cluster, choices, say, bar)
+    for i, part in enumerate(parts):
+        results[i] = replace(results[i], problems=named(part.name, (*part.problems, *results[i].problems)))
     problems = problems_of(results)
     if errors_in(problems) and not skip:
         raise UserError(problems, ANSWER_IS_NO)

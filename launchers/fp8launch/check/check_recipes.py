@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8launch.check.before_submission import Bar
 from fp8launch.check.checker import CheckResult, check_all, schema_result
 from fp8launch.check.extra_layers import extra_layers, with_extra_layers
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import UserError, error
+from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.injob.ownership import foreign_owner
 from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.recipe.load import read_recipe
 from fp8launch.recipe.yaml_source import is_folder
 from fp8launch.rundir.names import is_own_folder, recipes_named
-from fp8launch.rundir.registry import is_written_as_path
+from fp8launch.rundir.registry import is_written_as_path, run_root
+from fp8launch.submit.recipe_kinds import kind_of_recipe, recipe_kind
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,30 @@ def check_recipes(
         files += _recipe_files(name, refused, runs_scripts, say)
     files = list(dict.fromkeys(files))
     prepared: dict[str, Prepared] = {}
+    between: dict[str, tuple[Problem, ...]] = {}
     for file in progress([file for file in files if file not in refused], "reading recipes"):
         try:
-            prepared[file] = prepare(file, overrides, nodes, cluster)
+            source = read_recipe(file)
+            if kind := kind_of_recipe(source):
+                parts = recipe_kind(kind).prepare(source, overrides, cluster, run_root(cluster, None), None).parts
+                between |= {f"{file}: {part.name}": part.problems for part in parts}
+                prepared |= {f"{file}: {part.name}": part.prepared for part in parts}
+            else:
+                prepared[file] = prepare(source, overrides, nodes, cluster)
         except UserError as exc:
             refused[file] = exc
     runs = list(prepared.values())
     results = with_extra_layers(runs, check_all(runs, cluster, say=say), cluster, asked, say, bar)
     checked = dict(zip(prepared, results, strict=True))
-    return CheckedRecipes(
-        {file: schema_result(refused[file]) if file in refused else checked[file] for file in files}, prepared
-    )
+    for name, problems in between.items():
+        checked[name] = replace(checked[name], problems=(*problems, *checked[name].problems))
+    checked |= {file: schema_result(refusal) for file, refusal in refused.items()}
+    return CheckedRecipes({name: checked[name] for file in files for name in _results_of(file, checked)}, prepared)
+
+
+def _results_of(file: str, checked: Mapping[str, CheckResult]) -> list[str]:
+    """Return the names of a recipe's results: its own, or those of the runs of its sequence."""
+    return [name for name in checked if name == file or name.startswith(f"{file}: ")]
 
 
 def _recipe_files(name: str, refused: dict[str, UserError], to_run: bool, say: Callable[[str], None]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,30 +50,49 @@ def checkpoint_bytes(run: ResolvedRun) -> int | None:
     return model.total * (weights + optimizer)
 
 
-def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = None) -> Iterator[Problem]:
-    """Yield at most one problem: not even one checkpoint fits, or fewer fit than are kept."""
-    recipe, save = prepared.loaded.recipe, local_path_in(prepared.args.attributes.get("save"))
+@dataclass(frozen=True)
+class Space:
+    """The space for a run's checkpoints: their file system, the size of one in bytes, and how many there may be."""
+
+    folder: Path
+    free: int
+    size: int
+    count: int
+
+
+def space_for(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = None) -> Space | None:
+    """Return the space that a run's checkpoints need; None without any, or if it is unknown here."""
+    save = local_path_in(prepared.args.attributes.get("save"))
     if save is None:
-        return
+        return None
     folder = _here(save, prepared, cluster, runtime)
     size = checkpoint_bytes(resolve_run(prepared))
     if folder is None or not size:
-        return
+        return None
     disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
+    count, keep = _planned(prepared), prepared.loaded.recipe.checkpoint.keep
+    if keep:
+        count = min(count, keep + 1)  # a new checkpoint is written before the oldest is deleted
+    return Space(folder, disk.f_bavail * disk.f_frsize, size, count)
+
+
+def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = None) -> Iterator[Problem]:
+    """Yield at most one problem: not even one checkpoint fits, or fewer fit than are kept."""
+    space = space_for(prepared, cluster, runtime)
+    if space is None:
+        return
+    free, size = space.free, space.size
     where = prepared.loaded.where("checkpoint", "dir")
-    one = f"a checkpoint needs {_gib(size)} (weights and optimizer), and {folder} has {_gib(free)} free"
+    one = f"a checkpoint needs {gib(size)} (weights and optimizer), and {space.folder} has {gib(free)} free"
     if free < size:
         fix = "free disk space, or choose another checkpoint.dir"
         yield Problem("error", "checkpoint-space", one, where, fix)
         return
-    wanted, keep = _planned(prepared), recipe.checkpoint.keep
-    why, fix = f"the run writes {wanted}", "free disk space, set checkpoint.keep, or save less often"
-    if keep:
-        wanted = min(wanted, keep + 1)  # a new checkpoint is written before the oldest is deleted
-        why = f"the run needs room for {wanted} (checkpoint.keep: {keep}, and one being written)"
+    why, fix = f"the run writes {space.count}", "free disk space, set checkpoint.keep, or save less often"
+    if keep := prepared.loaded.recipe.checkpoint.keep:
+        why = f"the run needs room for {space.count} (checkpoint.keep: {keep}, and one being written)"
         fix = "free disk space, or lower checkpoint.keep"
-    if free < wanted * size:
+    if free < space.count * size:
         message = f"{one}: enough for {free // size}, but {why}"
         yield Problem("warning", "checkpoint-space-low", message, where, fix)
 
@@ -109,7 +129,7 @@ def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | No
     return folder
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
     if size < GIB / 10:
         return f"{size / 1024**2:,.1f} MiB"
     return f"{size / GIB:,.1f} GiB"

@@ -124,8 +124,9 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
         problem = _problem(flag, text, args, paths, resumes)
         if problem is not None:
             yield problem
-        elif (here := paths.here(text)) is not None:
-            yield from _converted(flag, text, here, args, defaults)
+        elif (here := paths.here(text)) is not None or paths.promise(text):
+            if here is not None:
+                yield from _converted(flag, text, here, args, defaults)
             if flag == "load" and not resumes:
                 yield from _parameter_groups(text, args, paths)
             if flag == "load":
@@ -134,6 +135,8 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
 
 def writing_run(load: object, paths: JobPaths) -> Mapping[str, Any] | None:
     """Return the manifest of the run that wrote a checkpoint, or None if its run folder is not visible."""
+    if promise := paths.promise(load):
+        return promise
     here = paths.here(load)
     if here is None:
         return None

@@ -11,9 +11,9 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fp8launch.cluster.images import image_folder, local_path
 from fp8launch.cluster.profile import Cluster
@@ -39,21 +39,22 @@ class JobPaths:
 
     `mounts` has the container's mounts in order. It is None for a job without a container, which sees the host's paths.
     `image` is the root folder of the image on this machine, if the image is a folder. `contains` has the paths that the
-    recipe declares as part of the image.
+    recipe declares as part of the image. `promised` is as in `LoadedRecipe`: nobody can look into these folders yet.
     """
 
     mounts: tuple[Mount, ...] | None
     runtime: Runtime | None = None
     image: Path | None = None
     contains: tuple[str, ...] = ()
+    promised: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def here(self, path: object) -> Path | None:
         """Map an absolute path of the job to this machine.
 
-        Returns None if this machine cannot access the path, because it is in an object store, in the image or relative
-        to a future run folder, and if the value is not text.
+        Returns None if this machine cannot access the path, because it is in an object store, in the image, promised or
+        relative to a future run folder, and if the value is not text.
         """
-        if not isinstance(path, str) or not path.startswith("/"):
+        if not isinstance(path, str) or not path.startswith("/") or self.promise(path) is not None:
             return None
         if self.mounts is None:
             return Path(path)
@@ -64,6 +65,11 @@ class JobPaths:
         if self.image is not None:
             return self.image / inside.lstrip("/")
         return None
+
+    def promise(self, path: object) -> Mapping[str, Any] | None:
+        """Return the manifest entries of the run that will write a path, or None if no run promises it."""
+        text = clean(str(path))
+        return next((entries for folder, entries in self.promised.items() if is_below(text, folder)), None)
 
     def read_only(self, path: str) -> Mount | None:
         """Return the read-only mount that contains an absolute path, if any."""
@@ -126,11 +132,11 @@ def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = 
     container = loaded.recipe.container
     runtime = runtime or cluster.runtime or "pyxis"
     if container.image is None or runtime == "none":
-        return JobPaths(None)
+        return JobPaths(None, promised=loaded.promised)
     texts = [*(text for text, _ in site_mounts(cluster)), *container.mounts]
     mounts = (*_runtime_mounts(runtime, os.environ), *_parsed_mounts(texts))
     image = image_folder(container.image, cluster)
-    return JobPaths(mounts, runtime, image, tuple(container.contains))
+    return JobPaths(mounts, runtime, image, tuple(container.contains), loaded.promised)
 
 
 def _runtime_mounts(runtime: Runtime, environment: Mapping[str, str]) -> tuple[Mount, ...]:

@@ -183,7 +183,7 @@ def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterato
         except UserError as exc:
             yield from exc.problems
             continue
-        if source.startswith(("/", "~")) and kind_of(path) == "missing":
+        if source.startswith(("/", "~")) and kind_of(path) == "missing" and str(path) not in loaded.promised:
             message = f"mount source {path} does not exist on this machine"
             yield Problem("error", "mount-missing", message, where, "create it, or remove the mount")
 

@@ -6,7 +6,7 @@ Every finding compares two consecutive phases. A value that changes and changes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -140,6 +140,12 @@ def problems(phases: Sequence[Phase], seen: Sequence[ResolvedRun]) -> list[Probl
                 at_border += each.problems(after)
         found += [replace(problem, message=f"{border.there}: {problem.message}") for problem in at_border]
     return found
+
+
+def border_problems(border: Border, codes: Collection[str], fix: str) -> list[Problem]:
+    """Return the problems of two separate runs, of which the later one loads the earlier one's checkpoint."""
+    found = [problem for rule in _RULES if rule.code in codes and (problem := rule.problem(border))]
+    return [replace(problem, code=problem.code.replace("phase-", "stage-"), fix=fix) for problem in found]
 
 
 def _start(first: ResolvedRun) -> Iterator[Problem]:

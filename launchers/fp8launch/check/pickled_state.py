@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fp8launch.check.checkpoints import last_arguments
 from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths
 from fp8launch.check.resolved_run import installed_software
 from fp8launch.diagnostics import Problem, Severity
@@ -62,8 +63,10 @@ def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted
             place = prepared.loaded.where("checkpoint", "dir")
             yield Problem("warning", "pickled-state", f"{message} refuses to load it otherwise", place, fix)
     for key, text, where in _sources(prepared):
-        here = paths.here(text)
+        here, promise = paths.here(text), paths.promise(text)
         holds = None if here is None else holds_pickled_state(here)
+        if promise is not None:
+            holds = is_stateful(last_arguments(promise))
         if holds is False or (holds is None and not own_state):
             continue
         message = f"{key} {text} contains FP8 state as a Python pickle, which {release} refuses to load"

@@ -31,6 +31,7 @@ from fp8launch.diagnostics import exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared
 from fp8launch.schedulers.base import Scheduler
+from fp8launch.submit.recipe_kinds import Part
 from fp8launch.wording import counted
 
 
@@ -74,9 +75,10 @@ def refuse_errors(
     scheduler: Scheduler,
     skip: bool = False,
     asked: Mapping[str, bool | None] | None = None,
+    parts: Sequence[Part] = (),
 ) -> list[CheckResult]:
     """Check runs as `check_before_submission` does, and print warnings."""
-    checked = check_before_submission(runs, cluster, scheduler, eprint, counting_bar, skip, asked)
+    checked = check_before_submission(runs, cluster, scheduler, eprint, counting_bar, skip, asked, parts)
     print_problems(checked.warnings)
     for note in checked.notes:
         eprint(f"warning: {note}")

@@ -15,11 +15,13 @@ from fp8launch.cli.moment import MOMENT
 from fp8launch.cli.output import eprint, json_option, number_text, print_problems, show_json, show_table, with_options
 from fp8launch.report.progress import duration
 from fp8launch.report.run_selection import Selection, tags_of
-from fp8launch.report.run_status import RunStatus, run_statuses
+from fp8launch.report.run_status import RunStatus, run_states, run_statuses
 from fp8launch.rundir.names import runs_named, study_named
 from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots, without_removed
-from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.rundir.run_dir import STUDY, RunFolder
+from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import Status
+from fp8launch.submit.recipe_kinds import kind_of_study
 from fp8launch.untyped import as_mapping
 
 # Empty columns are left out. On a narrow terminal, the columns in `_DROPPED` are left out as well, in this order.
@@ -69,7 +71,8 @@ def runs(
 ) -> None:
     """List runs with state, iteration, time left, loss and speed, newest last. For a study, list every point.
 
-    Until the first iteration, the list shows the start-up stage: queued, image, imports, model, data.
+    A recipe with `stages` is one row, unless you name its study. Until the first iteration, the list shows the
+    start-up stage: queued, image, imports, model, data.
     """
     chosen = columns.split(",") if columns else []
     for name in [*chosen, *filter(None, [sort and sort.removeprefix("-")])]:
@@ -85,7 +88,11 @@ def runs(
             found = found[-last:]
         if sort:
             found = _sorted(found, sort)
-        return found, [status.as_json() if as_json else _cells(status) for status in found]
+        if as_json:
+            return found, [status.as_json() for status in found]
+        if names or states:
+            return found, list(map(_cells, found))
+        return _with_sequences(found)
 
     found, rows = listed(named) if names else without_removed(listed, all_runs())
     if not names:
@@ -108,6 +115,28 @@ def runs(
     if len(found) > 1:
         counts = Counter(status.state.status for status in found)
         eprint(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+
+
+def _with_sequences(found: Sequence[RunStatus]) -> tuple[list[RunStatus], list[dict[str, Any]]]:
+    """Return the runs to list and their cells, with one row for all runs of a recipe with stages."""
+    shown: list[RunStatus] = []
+    rows: list[dict[str, Any]] = []
+    seen: set[StudyFolder] = set()
+    for status in found:
+        study = StudyFolder(status.run.path.parent)
+        kind = kind_of_study(study) if (study.path / STUDY).is_file() else None
+        if kind is None:
+            shown.append(status)
+            rows.append(_cells(status))
+        elif study not in seen:
+            seen.add(study)
+            runs = study.runs()
+            run, place = kind.position(runs, run_states(runs))
+            shown += run_statuses([run])
+            cells = _cells(shown[-1])
+            detail = "; ".join(filter(None, (place, cells["detail"])))
+            rows.append({**cells, "run": study.study_id, "detail": detail})
+    return shown, rows
 
 
 def _need_column(name: str) -> None:

@@ -42,6 +42,7 @@ from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.destination import destination, time_override
 from fp8launch.submit.grid import Point, grid_of, own_checkpoint_folder, parse_axis, parse_nodes, seed_axis
 from fp8launch.submit.new_run import dry_script
+from fp8launch.submit.recipe_kinds import Part, only_kind, recipe_kind
 from fp8launch.submit.submission import record_reported, record_waiting
 from fp8launch.submit.submit import GridPoint, Outcome, identify, require_wait, submit_run, submit_study
 from fp8launch.untyped import as_mapping
@@ -119,13 +120,16 @@ def submit(
     layers = {option: more.pop(option) for option in extra_layers()}
     slurm = more
     if attempts is not None:
-        overrides = (*overrides, f"survive.attempts={attempts}")
+        overrides = (*overrides, Override(f"survive.attempts={attempts}", f"--attempts {attempts}"))
     overrides = with_gpu((*overrides, *time_override(slurm)), gpu)
     if study is not None:
         need_study_name(study)
     counts = parse_nodes(nodes) if nodes else ()
     sources = {name: read_recipe(recipe_named(name, to_run=True, say=eprint)) for name in recipes}
-    bases = {name: load_recipe(source, overrides) for name, source in sources.items()}
+    grid = {"--nodes": nodes, "--sweep": axes + axes_over, "--repeat": repeat > 1, "--seeds": seeds}
+    grid |= {"--vary-seed": vary_seed, "--retry-failed": retry_failed, "--skip-bad": skip_bad}
+    kind = only_kind(sources, grid)
+    bases = {name: load_recipe(source, overrides) for name, source in sources.items() if kind is None}
     varied = dict(map(parse_axis, (*axes, *axes_over)))
     seed_axes = {name: seed_axis(base, varied, repeat, seeds, vary_seed) for name, base in bases.items()}
     points = grid_of(bases, counts, varied, seed_axes, repeat=1 if vary_seed else repeat)
@@ -135,6 +139,11 @@ def submit(
         if lacking:
             print_problems([replace(lacking, where=base.where("resources", "gpu"))], err=True)
     place = run_root(profile, root)
+    parts: Sequence[Part] = ()
+    if kind is not None:
+        source = sources[recipes[0]]
+        sequence = recipe_kind(kind).prepare(source, overrides, profile, place, study)
+        study, parts = sequence.study, sequence.parts
     is_study = len(points) > 1 or study is not None
 
     def prepare_point(point: Point) -> Prepared:
@@ -146,8 +155,11 @@ def submit(
 
     checked_with = profile.model_copy(update={"run_root": str(place)})
     prepared, left_out = prepare_points(points, prepare_point, skip_bad, with_bar)
-    results = refuse_errors([run for _, run in prepared], checked_with, scheduler, skip=skip_bad, asked=layers)
+    prepared += [(Point(recipes[0], None), part.prepared) for part in parts]
+    runs = [run for _, run in prepared]
+    results = refuse_errors(runs, checked_with, scheduler, skip=skip_bad, asked=layers, parts=parts)
     ready, bad = ready_points(prepared, results)
+    ready = [replace(one, name=part.run_id) for one, part in zip(ready, parts, strict=True)] if parts else ready
     left_out += bad
     for skipped in left_out:
         eprint(f"skipped: {skipped.point.label}")
@@ -163,7 +175,7 @@ def submit(
     scheduler.require()
     listeners = run_listeners() if wait else []
     if is_study:
-        require_wait(ready, scheduler, wait)
+        require_wait(ready, scheduler, wait, kind)
         eprint(f"study {identify(ready, study)} in {place}")
     _confirm(ready, profile, is_study, yes)
     ended: dict[RunFolder, bool] = {}
@@ -177,11 +189,14 @@ def submit(
             retry=retry_failed,
             max_running=max_running,
             left_out=[(skipped.point, skipped.reason) for skipped in left_out],
-            between=_wait_between(scheduler, listeners, ended),
+            between=None if kind else _wait_between(scheduler, listeners, ended),
+            kind=kind,
             progress=with_bar,
         )
         _report_study(outcome)
         name, submitted, everything = outcome.study.study_id, outcome.submitted, outcome.submitted + outcome.present
+        if kind is not None:
+            everything = outcome.study.runs()
     else:
         run = submit_run(ready[0], profile, place, scheduler)
         eprint(_describe_run(ready[0].prepared, run, scheduler.name))
@@ -193,7 +208,7 @@ def submit(
     status = 0
     if wait:
         try:
-            status = _followed(name, everything, ended, scheduler, listeners, is_study)
+            status = _followed(name, everything, ended, scheduler, listeners, is_study, kind is not None)
         except KeyboardInterrupt:
             if not is_study:
                 record_reported(submitted[0])
@@ -233,6 +248,7 @@ def _followed(
     scheduler: Scheduler,
     listeners: Sequence[RunListener],
     is_study: bool,
+    in_sequence: bool,
 ) -> int:
     """Follow the runs that are not yet in `ended`, and return one exit code for all runs."""
     from fp8launch.cli.follow import wait_for
@@ -240,6 +256,8 @@ def _followed(
     for run in runs:
         if run not in ended:
             ended[run] = wait_for(run, scheduler, listeners, brief=is_study)
+        if in_sequence and not ended[run]:
+            break  # the others wait
     if is_study:
         failed = list(ended.values()).count(False)
         count = f"{failed} of {len(ended)} runs failed" if failed else f"{counted(len(ended), 'run')} completed"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import Problem, UserError, error, nearest
@@ -50,11 +50,16 @@ class Override(str):
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe and the places of its values. `files` are all files that it was merged from, the recipe itself last."""
+    """A recipe and the places of its values. `files` are all files that it was merged from, the recipe itself last.
+
+    `promised` has the folders that other runs will have written when this one starts, each with the manifest entries of
+    its run (`arguments`, `megatron`, `phases`).
+    """
 
     recipe: Recipe
     tree: Node
     files: tuple[Path, ...]
+    promised: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def where(self, *path: str | int) -> str:
         """Return `file:line` of the deepest part of `path` that the recipe contains."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fp8launch.recipe.load import LoadedRecipe
@@ -17,7 +18,7 @@ def has_relative_data(loaded: LoadedRecipe) -> bool:
 def with_data_below(loaded: LoadedRecipe, place: Path) -> LoadedRecipe:
     """Resolve relative prefixes of `data.blend` against `place`, in the recipe and in its phases."""
     tree = _with_data_below(loaded, place)
-    return LoadedRecipe(recipe_class().from_node(tree), tree, loaded.files)
+    return replace(loaded, recipe=recipe_class().from_node(tree), tree=tree)
 
 
 def _with_data_below(loaded: LoadedRecipe, place: Path) -> Node:

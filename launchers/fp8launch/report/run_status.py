@@ -18,7 +18,7 @@ from fp8launch.rundir.registry import job_ids
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.submit.resume import resumable_from
-from fp8launch.submit.submission import describe_without_job, recover_cut_off
+from fp8launch.submit.submission import recover_cut_off, without_job
 
 # Characters of a failure's message in a listing. `parse` prints all of it.
 MESSAGE = 90
@@ -84,7 +84,7 @@ def run_states(runs: Sequence[RunFolder]) -> list[JobState]:
             states |= dict.fromkeys(members, JobState("unknown", str(exc)))
     for run in runs:
         if not job_ids(run):
-            states[run] = JobState("unknown", describe_without_job(run), source="run folder")
+            states[run] = without_job(run)
     return [states[run] for run in runs]
 
 

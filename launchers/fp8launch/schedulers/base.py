@@ -200,6 +200,10 @@ class Scheduler(ABC):
         """Submit the script in the run folder as a job that waits for its release; return the job id."""
         raise NotImplementedError(f"{self.name} cannot hold jobs")
 
+    def release(self, run: RunFolder) -> bool:
+        """Let a held job start. False if the request failed."""
+        return False
+
     def is_impossible(self, refusal: UserError) -> bool:
         """Return whether a submission was refused because too few nodes are left without the excluded ones."""
         return False

@@ -25,8 +25,9 @@ from fp8launch.rundir.attempts import forbid_more
 from fp8launch.rundir.registry import job_ids, need_mine
 from fp8launch.rundir.run_dir import MANIFEST, RunFolder
 from fp8launch.rundir.study import StudyFolder
-from fp8launch.schedulers.base import Scheduler, Submission
+from fp8launch.schedulers.base import JobState, Scheduler, Submission
 from fp8launch.secrets import redacted
+from fp8launch.untyped import as_mapping
 
 # A controller that did not answer in time may still accept the job within this time.
 RECENT_SECONDS = 120.0
@@ -195,6 +196,14 @@ def recover_cut_off(runs: Sequence[RunFolder], scheduler: Scheduler, settle: boo
             if is_open(run) and run.is_mine and not under_way(run):
                 with held(run.path):
                     recover_jobs([run], scheduler, settle)
+
+
+def without_job(run: RunFolder) -> JobState:
+    """Return the state of a run without a job: it waits for another run to end, or was not submitted."""
+    after = as_mapping(run.manifest().get("study")).get("after")
+    if after and not is_open(run):
+        return JobState("pending", f"waits for {after}", source="run folder")
+    return JobState("unknown", describe_without_job(run), source="run folder")
 
 
 def describe_without_job(run: RunFolder) -> str:

@@ -154,14 +154,20 @@ def submit_study(
     # If runs go one at a time, another launcher may hold the study's lock for hours, so do not wait for it.
     patience = 0.0 if scheduler.capabilities.one_run_at_a_time else HELD_SECONDS
     wanted = [(one, study.run(one.run_name)) for one in points]
+    names = [one.run_name for one in points]
 
     def entries(one: GridPoint) -> dict[str, Any]:
         place = {"name": study.study_id, "point": dict(one.point.values), "repeat": one.point.repeat}
+        if kind is not None and one.run_name != names[0]:
+            place["after"] = names[names.index(one.run_name) - 1]
         return {"study": place, "check": one.checked}
 
     batch = _Batch(cluster, scheduler, entries, study, retry, max_running, in_sequence=kind is not None)
     with locked(study, patience):
-        if kind is not None and job_ids(wanted[0][1]):
+        if kind is not None and study.record()["points"] != record["points"]:
+            fix = "choose another --study, or leave it out"
+            raise error("study-differs", "the study has other runs than this recipe", str(study.path), fix)
+        if kind is not None and (wanted[0][1].path / MANIFEST).is_file() and job_ids(wanted[0][1]):
             outcome.present += [run for _, run in wanted]  # it was submitted last
             return outcome
         add_points(study, record["points"], [_left_out(point, why) for point, why in left_out])
@@ -309,8 +315,16 @@ def _failed(runs: Sequence[RunFolder], scheduler: Scheduler) -> set[RunFolder]:
     return {run for run, state in states if state.status in RETRIED or state.dropped}
 
 
-def require_wait(points: Sequence[GridPoint], scheduler: Scheduler, wait: bool) -> None:
-    """Require `--wait` if runs go one at a time, because only this command would start the next run."""
+def require_wait(points: Sequence[GridPoint], scheduler: Scheduler, wait: bool, kind: str | None = None) -> None:
+    """Require `--wait` if runs go one at a time, because only this command would start the next run.
+
+    In a sequence, each run starts the next one. Raises UserError if the scheduler cannot do that.
+    """
+    if kind is not None:
+        if not (scheduler.capabilities.holds or scheduler.capabilities.one_run_at_a_time):
+            message = f"the {scheduler.name} backend cannot hold jobs, so it cannot run `{kind}`"
+            raise error(f"{scheduler.name}-{kind}", message, f"--backend {scheduler.name}", "use --backend sbatch")
+        return
     if scheduler.capabilities.one_run_at_a_time and len(points) > 1 and not wait:
         message = (
             f"the {scheduler.name} backend runs the points of a grid one at a time, so this command must keep running"

@@ -320,7 +320,7 @@ def _state(
     if not job:
         return JobState("unknown", "was never submitted", source="run folder")
     if own in live and not live[own].final:
-        return live[own]
+        return _held(live[own], run)
     attempts = [attempt for attempt in run.attempts() if attempt.job_id == job]
     exit_status = attempts[-1].exit_status if attempts else None
     if own in ended and (ended[own].final or exit_status is None):
@@ -343,6 +343,14 @@ def _state(
         "the submit with --retry-failed to submit it again"
     )
     return JobState("unknown", detail, source="squeue", dropped=True)
+
+
+def _held(state: JobState, run: RunFolder) -> JobState:
+    """Name the run that a held job waits for."""
+    after = as_mapping(run.manifest().get("study")).get("after")
+    if after is None or "JobHeldUser" not in state.detail:
+        return state
+    return replace(state, detail=f"PENDING: waits for {after}")
 
 
 def _explained(state: JobState, run: RunFolder, began: bool) -> JobState:

@@ -81,6 +81,9 @@ class SlurmScheduler(Scheduler):
     def submit_held(self, run: RunFolder, key: str) -> str:
         return _submit_again(run, key, "--hold")
 
+    def release(self, run: RunFolder) -> bool:
+        return slurm_cli.call("scontrol", "release", newest_job(run) or "").returncode == 0
+
     def is_impossible(self, refusal: UserError) -> bool:
         return any(is_impossible(problem.message) for problem in refusal.problems)
 
