@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fp8launch import schedulers
 from fp8launch.check import checkpoint_space, checkpoints, files, pickled_state, run_root
-from fp8launch.check.job_paths import kind_of
+from fp8launch.check.job_paths import job_paths, kind_of
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cluster.images import image_for, local_path, software_in
 from fp8launch.cluster.profile import Cluster
@@ -183,7 +183,9 @@ def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterato
         except UserError as exc:
             yield from exc.problems
             continue
-        if source.startswith(("/", "~")) and kind_of(path) == "missing" and str(path) not in loaded.promised:
+        if source.startswith(("/", "~")) and kind_of(path) == "missing":
+            if job_paths(loaded, cluster).promise(path) is not None:
+                continue
             message = f"mount source {path} does not exist on this machine"
             yield Problem("error", "mount-missing", message, where, "create it, or remove the mount")
 

@@ -103,5 +103,7 @@ def _mounts(stated: Mapping[str, Any]) -> Iterable[str]:
             found.append(next(each for each in (folder, *folder.parents) if each.is_dir()))
     model = Path(stated["model"])
     if model.is_absolute():
-        found += [model, *sorted({file.resolve().parent for file in model.iterdir()})]
+        found.append(model)
+    if model.is_absolute() and model.is_dir():  # an earlier stage may still have to write it
+        found += sorted({file.resolve().parent for file in model.iterdir()})
     return dict.fromkeys(map(str, found))

@@ -19,6 +19,7 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.model_arithmetic import padded_vocab_size
+from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.init.hf_config import read_config
 
 # Settings of a Hugging Face model that training does not share with what loads its weights.
@@ -127,8 +128,12 @@ def _other_model(stage: Linked, before: Linked, earlier: ResolvedRun, model: str
         stated = read_config(config).model
     except UserError:
         return  # a model that only Bridge knows; the job compares it with the checkpoint
+    schema = load_schema(earlier.args.version)
     for name, value in stated.items():
-        trained = earlier.arguments.get(name)
+        flag = schema.find(name)
+        # Bare flags may set the opposite of what their attribute is called.
+        dest = name if flag is None or isinstance(value, bool) else flag.dest
+        trained = earlier.arguments.get(dest)
         if name not in _NOT_OF_THE_WEIGHTS and trained is not None and trained != value:
             message = f"{name} is {value} in {config}, but {trained} in stage {before.name}"
             fix = f"name the model that stage {before.name} trains, or set its model.{name}"

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fp8launch.check.job_paths import job_paths
@@ -195,7 +195,12 @@ def _links(loaded: LoadedRecipe, before: Linked, where: str) -> list[Override]:
         tuned = stated.recipe is not None and find(stated.recipe, stated.release, where).task != "pretrain"
         if tuned:
             key = "checkpoint.pretrained_checkpoint"
-        if stated.model is None and before.model is not None and before.is_model:
+        if (
+            stated.model is None
+            and before.model is not None
+            and before.is_model
+            and PurePath(before.model).is_absolute()
+        ):
             # Its config.json and tokenizer are those of the result, and they exist already.
             more = [Override(f"bridge.model={json.dumps(before.model)}", where)]
     elif before.is_model:
