@@ -56,6 +56,21 @@ def test_a_torn_checkpoint_is_never_the_one_to_start_from(folder: Path, victim: 
     assert "continuing from 4" in told[1]
 
 
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_a_job_that_is_killed_while_bridge_writes_its_last_file(folder: Path, damage: str) -> None:
+    """Bridge 0.6.2 writes run_config.yaml after its tracker, and fails at each resume if the file is empty."""
+    for iteration in (4, 6):
+        (checkpoints.place(folder, iteration) / "train_state.pt").write_bytes(b"state")
+        (checkpoints.place(folder, iteration) / "run_config.yaml").write_text("model: {}\n")
+    assert checkpoints.repair(folder) == []
+    config = checkpoints.place(folder, 6) / "run_config.yaml"
+    config.write_text("")
+    if damage == "missing":
+        config.unlink()
+    assert "run_config.yaml" in checkpoints.repair(folder)[0]
+    assert checkpoints.latest(folder) == 4
+
+
 def test_a_lack_of_memory_does_not_make_the_training_start_over(folder: Path) -> None:
     """Metadata with an array of 2^60 bytes is a MemoryError on every machine."""
     metadata = checkpoints.place(folder, 6) / ".metadata"

@@ -124,6 +124,10 @@ def _torn_distributed(checkpoint: Path) -> str | None:
     for name in (".metadata", "metadata.json"):
         if not (checkpoint / name).is_file() or not (checkpoint / name).stat().st_size:
             return f"has no {name}, which is written last"
+    # Megatron-Bridge writes its tracker before this file, without which it cannot load its checkpoint.
+    config = checkpoint / "run_config.yaml"
+    if (checkpoint / "train_state.pt").exists() and not (config.is_file() and config.stat().st_size):
+        return f"has no {config.name}, which Megatron-Bridge writes last"
     if (checkpoint / "common.pt").exists() and not _is_zip(checkpoint / "common.pt"):
         return "holds common.pt, which is cut short"
     try:
