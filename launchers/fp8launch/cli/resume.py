@@ -13,7 +13,7 @@ from fp8launch.diagnostics import MACHINE_LACKS, error, exit_code
 from fp8launch.report.run_listeners import RunListener, run_listeners
 from fp8launch.rundir.atomic_io import Busy, held
 from fp8launch.rundir.registry import find_run, find_study, need_mine
-from fp8launch.rundir.run_dir import STUDY, RunFolder
+from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder, locked
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.recipe_kinds import kind_of_study
@@ -41,15 +41,16 @@ def resume(name: str, attempts: int, wait: bool) -> int:
 
     listeners = run_listeners() if wait else []
     study = find_study(name)
-    run = study.runs()[0] if study is not None and kind_of_study(study) else find_run(name)
+    if study is None or kind_of_study(study) is None:
+        run = find_run(name)
+        study = StudyFolder(run.path.parent)
+    if kind := kind_of_study(study):
+        need_mine(study)
+        with locked(study, HELD_SECONDS):
+            run = kind.resume(study, attempts, eprint)
+        return _finish(run, schedulers.of_run(run), listeners, wait)
     need_mine(run)
     scheduler = schedulers.of_run(run)
-    sequence = StudyFolder(run.path.parent)
-    kind = kind_of_study(sequence) if (sequence.path / STUDY).is_file() else None
-    if kind is not None:
-        with locked(sequence, HELD_SECONDS):
-            run = kind.resume(sequence, scheduler, attempts, eprint)
-        return _finish(run, scheduler, listeners, wait)
     recover_cut_off([run], scheduler)
     try:
         # If two users resume at once, the lock lets the second see the first one's job.

@@ -18,7 +18,7 @@ from fp8launch.report.run_selection import Selection, tags_of
 from fp8launch.report.run_status import RunStatus, run_states, run_statuses
 from fp8launch.rundir.names import runs_named, study_named
 from fp8launch.rundir.registry import all_runs, damaged, job_ids, known_roots, without_removed
-from fp8launch.rundir.run_dir import STUDY, RunFolder
+from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import Status
 from fp8launch.submit.recipe_kinds import kind_of_study
@@ -124,8 +124,8 @@ def _with_sequences(found: Sequence[RunStatus]) -> tuple[list[RunStatus], list[d
     seen: set[StudyFolder] = set()
     for status in found:
         study = StudyFolder(status.run.path.parent)
-        kind = kind_of_study(study) if (study.path / STUDY).is_file() else None
-        if kind is None:
+        kind = kind_of_study(study)
+        if kind is None or status.run not in study.runs():
             shown.append(status)
             rows.append(_cells(status))
         elif study not in seen:

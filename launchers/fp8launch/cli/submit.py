@@ -193,7 +193,7 @@ def submit(
             kind=kind,
             progress=with_bar,
         )
-        _report_study(outcome)
+        _report_study(outcome, kind)
         name, submitted, everything = outcome.study.study_id, outcome.submitted, outcome.submitted + outcome.present
         if kind is not None:
             everything = outcome.study.runs()
@@ -282,7 +282,11 @@ def _wait_between(
     return wait
 
 
-def _report_study(outcome: Outcome) -> None:
+def _report_study(outcome: Outcome, kind: str | None) -> None:
+    if kind is not None:
+        news = f"{len(outcome.study.runs())} {kind} submitted: each starts when the one before it is complete"
+        eprint(news if outcome.submitted else f"these {kind} were submitted before: {outcome.study.path}")
+        return
     submitted = f"{len(outcome.submitted)} submitted"
     if outcome.calls:
         submitted += f" in {counted(outcome.calls, 'call')}"

@@ -122,6 +122,9 @@ def load_recipe(recipe: str | RecipeSource, overrides: Sequence[str] = (), nodes
     if isinstance(source, str):
         source = read_recipe(source)
     tree = source.tree
+    for key in plugin_registry.offered("recipe_kinds").keys() & tree.entries().keys():
+        message = f"{source.path.name} has `{key}`: it describes several runs, which only `submit` and `check` take"
+        raise error("several-runs", message, tree.entries()[key].where, "name the recipe of one of them")
     for text in overrides:
         tree = _apply(tree, text)
     for _, named in plugin_registry.loaded("recipe_sources"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from fp8launch import plugin_registry
 from fp8launch.cluster.profile import Cluster
-from fp8launch.diagnostics import Problem, error
+from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.job.prepared import Prepared
 from fp8launch.recipe.load import RecipeSource
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
-from fp8launch.schedulers.base import JobState, Scheduler
+from fp8launch.schedulers.base import JobState
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class RecipeKind:
 
     prepare   returns the sequence of a recipe: called with the recipe, overrides, the cluster profile, the run root and
               the requested name of the study. Raises UserError
-    resume    continues a sequence that has stopped: called with its study, the scheduler, the number of attempts and a
-              function for messages. Returns the run that continues. Raises UserError
+    resume    continues a sequence that has stopped: called with its study, the number of attempts and a function for
+              messages. Returns the run that continues. Raises UserError
     position  returns the run of a sequence that a listing shows, and where it is: called with all runs and their states
     """
 
     prepare: Callable[[RecipeSource, Sequence[str], Cluster, Path, str | None], RunSequence]
-    resume: Callable[[StudyFolder, Scheduler, int, Callable[[str], None]], RunFolder]
+    resume: Callable[[StudyFolder, int, Callable[[str], None]], RunFolder]
     position: Callable[[Sequence[RunFolder], Sequence[JobState]], tuple[RunFolder, str]]
 
 
@@ -61,8 +61,11 @@ def kind_of_recipe(source: RecipeSource) -> str | None:
 
 
 def kind_of_study(study: StudyFolder) -> RecipeKind | None:
-    """Return the kind of the recipe behind a study; None for a grid, or if its plugin is not active."""
-    kind = study.record().get("kind")
+    """Return the kind of the recipe behind a study; None for a grid or no study, or if its plugin is not active."""
+    try:
+        kind = str(study.record().get("kind"))
+    except UserError:
+        return None
     return recipe_kind(kind) if kind in plugin_registry.offered("recipe_kinds") else None
 
 

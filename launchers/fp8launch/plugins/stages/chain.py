@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fp8launch import schedulers
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.rundir.atomic_io import held
 from fp8launch.rundir.attempts import SURVIVE, allow_more, attempts_of
@@ -35,7 +36,7 @@ def _current(runs: Sequence[RunFolder], states: Sequence[JobState]) -> int:
     return next(open_stages, len(runs) - 1)
 
 
-def resume(study: StudyFolder, scheduler: Scheduler, attempts: int, say: Callable[[str], None]) -> RunFolder:
+def resume(study: StudyFolder, attempts: int, say: Callable[[str], None]) -> RunFolder:
     """Continue the first stage that is not complete, and have the later ones wait for it. Return its run.
 
     The caller must hold the study's lock. Raises UserError if all stages are complete, one is running, or the
@@ -46,6 +47,7 @@ def resume(study: StudyFolder, scheduler: Scheduler, attempts: int, say: Callabl
     if missing := study.missing():
         message = f"{', '.join(missing)} was never submitted"
         raise error("stages-incomplete", message, str(study.path), "repeat the submit command", ANSWER_IS_NO)
+    scheduler = schedulers.of_run(runs[0])
     recover_jobs(runs, scheduler)
     states = scheduler.states(runs)
     at = _current(runs, states)
@@ -59,6 +61,7 @@ def resume(study: StudyFolder, scheduler: Scheduler, attempts: int, say: Callabl
         # The last one first, as at the submission: each is in the queue before the run that it waits for can end.
         for later, its_state in reversed(list(zip(runs[at + 1 :], states[at + 1 :], strict=True))):
             if its_state.final or its_state.dropped or not job_ids(later):
+                allow_more(later)
                 submit_held(later, scheduler)
                 say(f"{later.run_id} waits as job {job_ids(later)[-1]}")
     began = bool(run.attempts())

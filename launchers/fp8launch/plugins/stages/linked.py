@@ -41,7 +41,8 @@ def prepare(
     stated = Stages.from_node(tree)
     places = [node.where for node in _items(tree.find(("stages",)))]
     own = _divided(overrides, [stage.name for stage in stated.stages])
-    digest = hashlib.sha256(json.dumps([study, _content(stated, source, own)], sort_keys=True).encode()).hexdigest()[:6]
+    content = json.dumps([study, _content(stated, source, own)], sort_keys=True, default=str)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:6]
     study = study or f"{stated.name}-stages-{digest}"
     linker = _Linker(source.path.absolute().parent, cluster, root / study)
     problems: list[Problem] = []
