@@ -18,6 +18,7 @@ PACK = ROOT / "recipes"
 HEADLINE = sorted(PACK.glob("*.yaml"))
 PEERS = sorted((PACK / "peers").glob("*_*.yaml"))
 STUDIES = sorted((PACK / "studies").rglob("*.yaml"))
+STAGES = sorted((PACK / "stages").glob("*.yaml"))
 MODELS = sorted(file.stem for file in (PACK / "models").glob("*.yaml") if file.stem != "tiny")
 
 

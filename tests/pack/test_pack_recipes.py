@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pack_support import HEADLINE, PACK, PEERS, STUDIES, name_of, runs
+from pack_support import HEADLINE, PACK, PEERS, STAGES, STUDIES, name_of, runs
 
 from fp8launch.check.checker import check_all
 from fp8launch.hardware.quantization import precision_names
@@ -67,7 +67,7 @@ def test_nothing_needs_a_tokenizer_of_its_own() -> None:
 def test_every_part_is_used_or_offered() -> None:
     """A part that no recipe extends must be one that a user picks: a model, a piece of hardware, data, a long run."""
     used = {file for recipe in [*HEADLINE, *PEERS, *STUDIES] for file in load_recipe(str(recipe)).files}
-    parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(PEERS) - set(STUDIES)
+    parts = set(PACK.rglob("*.yaml")) - set(HEADLINE) - set(PEERS) - set(STUDIES) - set(STAGES)
     offered = {"models/gpt_oss_20b", "models/kimi_k2", "data/mock", "data/indexed_example", "moe/layer_graphs"}
     offered |= {
         "models/qwen3_next_80b_a3b",

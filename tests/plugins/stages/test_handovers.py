@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pack_support import STAGES
 from support import only, refused
 
 from fp8launch.check.checker import check_all
@@ -120,3 +121,8 @@ def test_a_folder_that_no_stage_promises_is_still_missing(tmp_path: Path) -> Non
     (part,) = stages(tmp_path, first(**{"checkpoint.load": str(tmp_path / "runs" / "elsewhere")}))
     assert "checkpoint-missing" in [problem.code for problem in problems((part,))]
     assert prepare("tiny_cpu").loaded.promised == {}
+
+
+@pytest.mark.parametrize("file", STAGES, ids=lambda file: file.stem)
+def test_the_stages_of_the_pack_pass(file: Path, tmp_path: Path) -> None:
+    assert not problems(prepare_stages(read_recipe(str(file)), (), Cluster(), tmp_path, None).parts)
