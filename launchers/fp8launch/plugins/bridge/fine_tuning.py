@@ -6,14 +6,18 @@ Sources, release 0.6.2: `finetune` of training/finetune.py, `_should_load_checkp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from fp8launch.diagnostics import Problem
 from fp8launch.plugins.bridge.index import BridgeRecipe
+from fp8launch.plugins.bridge.injob import chat_data
 from fp8launch.plugins.bridge.injob.local_files import MOCK, TRAINING_FILE
 from fp8launch.plugins.bridge.section import bridge_of
-from fp8launch.plugins.bridge.settings import Setting
+from fp8launch.plugins.bridge.settings import Setting, size
 from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.untyped import as_int
 
 _TEXT = "GPTSFTDatasetConfig"
 _PRETRAINED = "checkpoint.pretrained_checkpoint"
@@ -54,6 +58,85 @@ def hub_data(recipe: BridgeRecipe, loaded: LoadedRecipe) -> str | None:
     if hub is None or hub == _LOCAL_JSON or bridge_of(loaded.recipe).data is not None:
         return None
     return str(hub)
+
+
+def chat_warnings(recipe: BridgeRecipe, found: Mapping[str, Setting], loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Yield warnings for conversations of `data build --chat` that the run does not use as they were built."""
+    stated = bridge_of(loaded.recipe)
+    if stated.data in (None, MOCK) or recipe.data.get("class") != _TEXT:
+        return
+    where, folder = loaded.where("bridge", "data"), Path(str(stated.data))
+    yield from _stale_indexes(folder, where)
+    try:
+        data = chat_data.read(folder)
+    except (OSError, ValueError) as failure:
+        message = f"{folder / chat_data.MANIFEST} cannot be read: {failure}"
+        yield Problem("warning", "chat-manifest", message, where, "build the data again")
+        return
+    if data is None:
+        return
+    sequence = _number(found, "dataset.seq_length") or recipe.sequence
+    packs = bool(recipe.data.get("packed"))
+    if "dataset.enable_offline_packing" in found:
+        packs = found["dataset.enable_offline_packing"].value is True
+    tokenizer = found["tokenizer.tokenizer_model"].value if "tokenizer.tokenizer_model" in found else stated.model
+    reason = None if tokenizer is None else chat_data.differs(data, Path(str(tokenizer)))
+    if reason is not None:
+        message = f"{folder} was built with {reason} than {tokenizer} has: {data.tokenizer}"
+        effect = "the job packs it again, and `data inspect` shows other tokens than it trains on"
+        yield Problem(
+            "warning", "chat-tokenizer", f"{message}; {effect}", where, f"build it with --tokenizer {tokenizer}"
+        )
+    if sequence is None:
+        return
+    longer = data.longer_than(sequence)
+    if longer:
+        share = f"{longer:,} of {sum(data.lengths.values()):,} conversations"
+        message = f"{share} are longer than the run's {sequence:,} tokens, and are cut"
+        if packs:
+            message = f"{share} are longer than the run's {sequence:,} tokens; Bridge leaves them out when it packs"
+        yield Problem("warning", "chat-length", message, where, "set a longer dataset.seq_length, or shorten them")
+    multiple = _packing_multiple(found, recipe)
+    if packs and data.packed is not None and (data.packed["size"], data.packed["multiple"]) != (sequence, multiple):
+        packed = f"sequences of {data.packed['size']:,} tokens, padded to multiples of {data.packed['multiple']}"
+        message = f"{folder} has packed {packed}; the run needs {sequence:,} and {multiple}, so the job packs again"
+        fix = f"build it with --sequence {sequence} --pack --pad-to {multiple}"
+        yield Problem("warning", "chat-packing", message, where, fix)
+
+
+def _stale_indexes(folder: Path, where: str) -> Iterator[Problem]:
+    """Bridge keeps the places of lines in a file next to the data, and does not see that the data are newer."""
+    for split in ("training", "validation", "test"):
+        lines, index = folder / f"{split}.jsonl", folder / f"{split}.jsonl.idx.npy"
+        try:
+            is_stale = index.stat().st_mtime < lines.stat().st_mtime
+        except OSError:
+            continue
+        if is_stale:
+            message = f"{index} is older than {lines.name}, and Bridge would cut the new lines at the old places"
+            yield Problem(
+                "warning", "chat-index", message, where, f"delete {index}, {split}.jsonl.idx.info and packed/"
+            )
+
+
+def _packing_multiple(found: Mapping[str, Setting], recipe: BridgeRecipe) -> int:
+    """Return the multiple that Bridge pads conversations to, as `align` of injob/fine_tuning.py sets it."""
+    context = size("model.context_parallel_size", dict(found), recipe)
+    tensor = size("model.tensor_model_parallel_size", dict(found), recipe)
+    sequence_parallel = recipe.settings.get("sequence_parallel")
+    if "model.sequence_parallel" in found:
+        sequence_parallel = found["model.sequence_parallel"].value
+    stated = _number(found, "dataset.offline_packing_specs.pad_seq_to_mult") or 1
+    multiples = [stated]
+    if context > 1:
+        multiples.append(2 * context)
+    if sequence_parallel and tensor > 1:
+        multiples.append(context * tensor)
+    return math.lcm(*multiples)
+
+
+def _number(found: Mapping[str, Setting], field: str) -> int | None:
+    return as_int(found[field].value) if field in found else None
 
 
 def _data_problems(recipe: BridgeRecipe, found: Mapping[str, Setting], loaded: LoadedRecipe) -> Iterator[Problem]:

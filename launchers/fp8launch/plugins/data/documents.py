@@ -207,6 +207,15 @@ def _text_lines(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]
 
 
 def _json_lines(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]:
+    for found in json_records(shard, reading):
+        if isinstance(found, BadInput):
+            yield found
+        else:
+            yield _from_record(*found, reading)
+
+
+def json_records(shard: Shard, reading: Reading) -> Iterator[tuple[Any, Document] | BadInput]:
+    """Yield the value of each line with its position, and a BadInput in place of each line that is not JSON."""
     loads = load("orjson", "reading JSON lines").loads
     for found in _usable_lines(shard, reading):
         if isinstance(found, BadInput):
@@ -222,7 +231,7 @@ def _json_lines(shard: Shard, reading: Reading) -> Iterator[Document | BadInput]
             if isinstance(record, BadInput):
                 yield record
                 continue
-        yield _from_record(record, place, reading)
+        yield record, place
 
 
 def _slowly(raw: bytes, place: Document) -> Any:
@@ -241,7 +250,7 @@ def _slowly(raw: bytes, place: Document) -> Any:
 
 def _from_record(record: Any, place: Document, reading: Reading) -> Document | BadInput:
     if not isinstance(record, dict):
-        return place.bad("not-an-object", f"it is {_kind(record)}")
+        return place.bad("not-an-object", f"it is {kind_of(record)}")
     if reading.field not in record:
         there = ", ".join(list(map(str, record))[:4]) or "none"
         return place.bad("no-field", f"'{reading.field}'; fields: {there[:100]}")
@@ -251,9 +260,9 @@ def _from_record(record: Any, place: Document, reading: Reading) -> Document | B
 def _from_value(value: Any, place: Document, reading: Reading) -> Document | BadInput:
     if reading.ids:
         if not isinstance(value, list) or not all(type(item) is int for item in value):
-            return place.bad("not-text", f"'{reading.field}' is {_kind(value)}, not a list of whole numbers")
+            return place.bad("not-text", f"'{reading.field}' is {kind_of(value)}, not a list of whole numbers")
     elif not isinstance(value, str):
-        return place.bad("not-text", f"'{reading.field}' is {_kind(value)}")
+        return place.bad("not-text", f"'{reading.field}' is {kind_of(value)}")
     elif not value.isascii():
         try:
             value.encode()
@@ -264,7 +273,8 @@ def _from_value(value: Any, place: Document, reading: Reading) -> Document | Bad
     return place._replace(content=value)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a JSON value is, in words."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     if value is None:
         return "null"

@@ -1,4 +1,4 @@
-"""Import packages of the extra `fp8launch[data]` when they are needed."""
+"""Import packages of the extras `fp8launch[data]` and `fp8launch[chat]` when they are needed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fp8launch.diagnostics import MACHINE_LACKS, error
 INSTALL = "pip install 'fp8launch[data]'"
 
 
-def load(module: str, purpose: str) -> Any:
-    """Import a module of the extra. Raises UserError (exit code 3) that names the package and the feature."""
+def load(module: str, purpose: str, install: str = INSTALL) -> Any:
+    """Import a module of an extra. Raises UserError (exit code 3) that names the package and the feature."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:
         package = module.partition(".")[0]
         message = f"{purpose} needs the Python package {package}, which cannot be imported here: {exc}"
-        raise error("data-extra-missing", message, package, INSTALL, MACHINE_LACKS) from None
+        raise error("data-extra-missing", message, package, install, MACHINE_LACKS) from None

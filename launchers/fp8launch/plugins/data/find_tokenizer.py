@@ -37,7 +37,7 @@ def find_tokenizer(
         return spec
     if text == "ids":
         return _ids(append_eod, eod_token, vocab_size)
-    file = _file_of(text)
+    file = tokenizer_file(text)
     kind = _kind_of(file)
     # Other kinds ignore it, so the fingerprints of their datasets stay the same.
     if kind != "tiktoken":
@@ -64,7 +64,8 @@ def _ids(append_eod: bool, eod_token: str | None, vocab_size: int | None) -> Tok
     return TokenizerSpec("ids", None, "ids", None, vocab_size, eod)
 
 
-def _file_of(text: str) -> Path:
+def tokenizer_file(text: str) -> Path:
+    """Return the file of a tokenizer: a path, a file in a folder, or from the Hugging Face cache. Raises UserError."""
     path = Path(text).expanduser().absolute()
     if path.is_file():
         return path

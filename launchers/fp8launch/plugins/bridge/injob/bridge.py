@@ -209,6 +209,9 @@ def configuration(
     _rebuild_pipeline_layout(config, overrides)
     if task:
         fine_tuning.align(config)
+    if data and data != local_files.MOCK:
+        fine_tuning.use_template(config, data)
+        fine_tuning.use_packed_files(config, data)
     length = getattr(config.dataset, "seq_length", None) or getattr(config.dataset, "sequence_length", None)
     if length is not None and hasattr(config.model, "seq_length"):
         config.model.seq_length = length

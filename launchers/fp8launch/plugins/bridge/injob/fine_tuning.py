@@ -11,11 +11,13 @@ import dataclasses
 import importlib
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.rank import worker
 from fp8launch.injob.regular_files import open_regular
+from fp8launch.plugins.bridge.injob import chat_data
 from fp8launch.plugins.bridge.injob.local_files import MOCK, TRAINING_FILE, has_tokenizer
 
 DATASETS = "megatron.bridge.recipes.utils.dataset_utils"
@@ -80,6 +82,41 @@ def use_tokenizer(config: Any, folder: Path) -> None:
     """Read the tokenizer from the model's folder instead of the hub, if the folder has one."""
     if config.tokenizer.tokenizer_type == "HuggingFaceTokenizer" and has_tokenizer(folder):
         config.tokenizer.tokenizer_model = str(folder)
+
+
+def use_template(config: Any, data: str) -> None:
+    """Render conversations with the template that they were built with, if the folder has its own."""
+    template = Path(data) / chat_data.TEMPLATE
+    tokenizer = config.tokenizer
+    if template.is_file() and not tokenizer.chat_template and not getattr(tokenizer, "chat_template_path", None):
+        tokenizer.chat_template_path = str(template)
+
+
+def use_packed_files(config: Any, data: str) -> None:
+    """Train on the packed sequences that `data build --chat` wrote, if Bridge would pack them in the same way.
+
+    Otherwise Bridge packs the conversations again, in the folder of the data.
+    """
+    packing = getattr(config.dataset, "offline_packing_specs", None)
+    if packing is None or not config.dataset.enable_offline_packing or packing.packed_train_data_path is not None:
+        return
+    try:
+        found = chat_data.read(Path(data))
+    except (OSError, ValueError) as failure:
+        print(f"fp8launch: {data}/{chat_data.MANIFEST} cannot be read: {failure}", file=sys.stderr)
+        return
+    if found is None or packing.max_single_sequence_length is not None:
+        return
+    files = found.packed_files(packing.packed_sequence_size, packing.pad_seq_to_mult or 1)
+    reason = chat_data.differs(found, Path(str(config.tokenizer.tokenizer_model)))
+    if files is None and found.packed is not None:
+        reason = f"sequences of {found.packed['size']} tokens, padded to multiples of {found.packed['multiple']}"
+    if files is None or reason is not None:
+        if reason is not None:
+            print(f"fp8launch: the packed files in {data} are not used: they are for {reason}", file=sys.stderr)
+        return
+    for name, file in files.items():
+        setattr(packing, name, str(file) if name != "packed_metadata_path" else file)
 
 
 def align(config: Any) -> None:

@@ -19,6 +19,7 @@ from fp8launch.plugins.data.build import (
     engine_for,
     prepare,
 )
+from fp8launch.plugins.data.cli.build_chat import build_conversations, refuse_others
 from fp8launch.plugins.data.cli.progress import shown_progress
 from fp8launch.plugins.data.cli.report import described, report_skipped
 from fp8launch.plugins.data.cli.source_options import source_options
@@ -70,6 +71,20 @@ _ENDINGS = (".bin", ".idx")
 )
 @click.option("--engine", default="auto", type=click.Choice(["auto", "gigatoken", "tokenizers"]), hidden=True)
 @click.option("--shard-bytes", type=click.IntRange(min=1), metavar="N", hidden=True)
+@click.option("--chat", is_flag=True, help="Build conversations for fine-tuning in the folder --out.")
+@click.option("--chat-template", metavar="FILE", help="With --chat: Jinja template (default: the tokenizer's).")
+@click.option("--sequence", type=click.IntRange(min=1), metavar="N", help="With --chat: sequence length of the run.")
+@click.option("--pack", is_flag=True, help="With --chat: pack conversations into sequences of this length.")
+@click.option(
+    "--pad-to", type=click.IntRange(min=1), default=1, metavar="N", help="With --pack: pad each one to a multiple of N."
+)
+@click.option(
+    "--split",
+    default="98,1,1",
+    metavar="A,B,C",
+    help="With --chat: shares of training, validation and test (default: 98,1,1).",
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="With --chat: seed (default: 1234).")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset that was built from other input.")
 @click.option("--restart", is_flag=True, help="Discard an unfinished build and start again.")
 @click.option("--cluster", help="Build with a Slurm job array on this cluster, below its storage.data.")
@@ -77,7 +92,9 @@ _ENDINGS = (".bin", ".idx")
 @click.option("--jobs", type=click.IntRange(min=1), default=16, help="Tasks of the job array (default: 16).")
 @click.option("--wait", is_flag=True, help="With --cluster: wait for the jobs.")
 @json_option
+@click.pass_context
 def build(
+    context: click.Context,
     sources: tuple[str, ...],
     tokenizer: str,
     out: str,
@@ -94,6 +111,13 @@ def build(
     workers: int | None,
     engine: str,
     shard_bytes: int | None,
+    chat: bool,
+    chat_template: str | None,
+    sequence: int | None,
+    pack: bool,
+    pad_to: int,
+    split: str,
+    seed: int,
     overwrite: bool,
     restart: bool,
     cluster: str | None,
@@ -102,11 +126,17 @@ def build(
     wait: bool,
     as_json: bool,
 ) -> int:
-    """Tokenize text into an indexed dataset.
+    """Tokenize text into an indexed dataset, or conversations (--chat) for fine-tuning.
 
     Sources are JSON lines, Parquet, plain text, .gz and .zst of these, and Hugging Face datasets. To continue an
     interrupted build, repeat the command: finished shards are kept. Files get their names when they are complete.
     """
+    refuse_others(context, chat)
+    if chat:
+        return build_conversations(
+            sources, tokenizer, out, patterns, chat_template, split, seed, sequence, pack, pad_to, on_error,
+            max_document, workers, overwrite, as_json,
+        )  # fmt: skip
     prefix = _prefix(out, cluster)
     spec = find_tokenizer(
         tokenizer,

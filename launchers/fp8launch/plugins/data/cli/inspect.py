@@ -12,6 +12,7 @@ from fp8launch.cli.output import echo, json_option, show_json
 from fp8launch.datasets.index_format import Index
 from fp8launch.datasets.manifest import Manifest, content_differences, read_manifest, size_differences
 from fp8launch.diagnostics import UserError, exit_code
+from fp8launch.plugins.data.cli.inspect_chat import inspect_conversations, is_chat_folder
 from fp8launch.plugins.data.encoders import encoder_of
 from fp8launch.plugins.data.find_tokenizer import find_tokenizer
 from fp8launch.plugins.data.lengths import (
@@ -33,15 +34,18 @@ SAMPLE_TOKENS, SAMPLE_CHARACTERS = 400, 600
 
 @click.command()
 @click.argument("prefix")
-@click.option("--sample", type=click.IntRange(min=0), metavar="N", help="Document to decode (default: the first).")
+@click.option("--sample", type=click.IntRange(min=0), metavar="N", help="Document to show (default: the first).")
 @click.option("--tokenizer", metavar="NAME", help="Decode with this tokenizer (default: the manifest's).")
 @click.option("--verify", is_flag=True, help="Read everything: checksums, token ids, entropy.")
 @json_option
 def inspect(prefix: str, sample: int | None, tokenizer: str | None, verify: bool, as_json: bool) -> int:
     """Show the documents, tokens and lengths of a dataset and one decoded document, and verify its files.
 
-    The exit code is 1 if the files do not match the manifest.
+    For a folder of conversations, show which tokens are trained on. The exit code is 1 if the files do not match the
+    manifest.
     """
+    if is_chat_folder(Path(prefix)):
+        return inspect_conversations(Path(prefix).absolute(), sample or 0, tokenizer, verify, as_json)
     path = prefix_of(prefix)
     index = open_index(path)
     lengths = measure(path, index)

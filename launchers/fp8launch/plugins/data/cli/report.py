@@ -21,6 +21,11 @@ def report_skipped(skipped: dict[str, int], examples: list[BadInput]) -> None:
     if not skipped:
         return
     eprint(f"left out: {summary(skipped)}")
+    places(examples)
+
+
+def places(examples: list[BadInput]) -> None:
+    """Print where each document is and why it is listed, to stderr."""
     for bad in examples:
         try:
             eprint(f"  {bad.words()}")
