@@ -21,7 +21,7 @@ OWN_DATA = "comes with the package"
 KERNEL = "a file of the kernel"
 OWN_STATE = "below the user's own state or cache folder"
 OWN_RUN = "the supervisor acts only in a run folder of its own user"
-OWN_BUILD = "below PREFIX.build, which must be the user's own"
+OWN_BUILD = "below the folder of a build, which must be the user's own"
 CHECKED_CACHE = "in a cache folder whose owner and mode were checked"
 OWN_TEMPORARY = "in a temporary folder of this process"
 JOB = "runs in the job, on paths of the recipe that the user submitted"
@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "plugins/plan/files.py:recipe_text": "no file: a value that `plan` itself made",
     "plugins/notify/injob/webhook.py:post": "opens a connection, and no file",
     "plugins/images/image_store.py:without_secrets": "enroot's credentials of the user",
+    "plugins/data/chat/dataset.py:_write_splits": OWN_BUILD,
     "plugins/data/documents.py:_batches": "pyarrow maps the file; `find_files` takes regular files only",
     "plugins/data/files.py:sync": "opens what it has written, and reads nothing",
     "plugins/data/merge.py:write_index": OWN_BUILD,

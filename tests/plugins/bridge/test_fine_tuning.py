@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -224,3 +226,66 @@ def test_the_command_explains_a_recipe_for_adapters(capsys: pytest.CaptureFixtur
     assert run(["recipes", LORA, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["peft"]["class"] == "LoRA" and record["tokenizer"] == "meta-llama/Llama-3.2-1B"
+
+
+def write_chat_folder(folder: Path, template: str = "T") -> Path:
+    """Write what `data build --chat` leaves: 90 conversations of 100 tokens and 10 of 5,000, packed at 4,096."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (folder / "training.jsonl").write_text("{}\n")
+    manifest = {
+        "format": 1,
+        "splits": {"training": {"lengths": [[100, 90], [5000, 10]]}},
+        "packed": {"size": 4096, "multiple": 1, "training": {}},
+        "tokenizer": {
+            "file": "/built/tokenizer.json",
+            "sha256": hashlib.sha256(b"{}").hexdigest(),
+            "template_sha256": hashlib.sha256(b"T").hexdigest(),
+        },
+    }
+    (folder / "chat.manifest.json").write_text(json.dumps(manifest))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (["dataset.seq_length=8192"], {"chat-packing": "--sequence 8192 --pack --pad-to 1"}),
+        (["model.context_parallel_size=2", "resources.gpus_per_node=2"], {
+            "chat-length": "leaves them out", "chat-packing": "--pad-to 4",
+        }),
+        (
+            ["dataset.enable_offline_packing=false", "dataset.offline_packing_specs=null"],
+            {"chat-length": "10 of 100 conversations are longer than the run's 4,096 tokens, and are cut"},
+        ),
+    ],
+)  # fmt: skip
+def test_conversations_are_compared_with_the_run(sets: list[str], expected: dict[str, str], tmp_path: Path) -> None:
+    model = write_chat_folder(tmp_path)
+    words = [BASE, f"bridge.data={tmp_path}", f"tokenizer.tokenizer_model={model}", *sets]
+    found = chat_warnings(words)
+    assert found.keys() == expected.keys()
+    for code, text in expected.items():
+        assert text in found[code]
+
+
+def chat_warnings(sets: Sequence[str]) -> dict[str, str]:
+    report = check(prepare(SFT, sets), layers=("rules",))
+    return {one.code: f"{one.message}; {one.fix}" for one in report.problems if one.code.startswith("chat-")}
+
+
+def test_conversations_of_another_template_or_a_stale_index_are_reported(tmp_path: Path) -> None:
+    model = write_chat_folder(tmp_path, "another template")
+    index = tmp_path / "training.jsonl.idx.npy"
+    index.write_bytes(b"")
+    os.utime(index, (1, 1))
+    sets = [BASE, f"bridge.data={tmp_path}", f"tokenizer.tokenizer_model={model}", "dataset.seq_length=4096"]
+    found = chat_warnings(sets)
+    assert found.keys() == {"chat-tokenizer", "chat-index", "chat-length"}
+    assert "another chat template" in found["chat-tokenizer"]
+    (model / "tokenizer.json").write_text("[]")
+    assert "another tokenizer" in chat_warnings(sets)["chat-tokenizer"]
+    (tmp_path / "chat.manifest.json").write_text("[]")
+    assert chat_warnings(sets).keys() == {"chat-manifest", "chat-index"}

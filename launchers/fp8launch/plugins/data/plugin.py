@@ -1,4 +1,4 @@
-"""Datasets for Megatron, built from text: see docs/text.md."""
+"""Datasets for Megatron from text (docs/text.md), and conversations for fine-tuning (docs/chat_data.md)."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from fp8launch import __version__
 from fp8launch.datasets.manifest import sha256
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
+from fp8launch.injob.regular_files import open_regular
 from fp8launch.plugins.data.bad_input import HARMLESS, BadInput, first_few, summary
 from fp8launch.plugins.data.build import MOST_SOURCES, Totals
 from fp8launch.plugins.data.chat.chat_tokenizer import ChatTokenizer
@@ -27,6 +28,7 @@ from fp8launch.plugins.data.chat.packing import Packing, pack, packed_row, write
 from fp8launch.plugins.data.documents import Reading
 from fp8launch.plugins.data.extras import load
 from fp8launch.plugins.data.files import only_one, write_json
+from fp8launch.plugins.data.plan import make_folder
 from fp8launch.plugins.data.sources import Shard, SourceFile, bytes_of
 from fp8launch.plugins.data.workers import WorkersEnded
 
@@ -108,7 +110,7 @@ def build_chat(
     there = _already_built(plan, tokenizer, overwrite)
     if there is not None:
         return ChatOutcome(there, [], [], built=False)
-    plan.building.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.building)
     with only_one(plan.building):
         try:
             _clear(plan.building)
@@ -263,7 +265,7 @@ def _write_splits(plan: ChatPlan, tokenizer: ChatTokenizer, counts: Counts) -> d
         if not numbers:
             continue
         path = plan.building / f"{split}.jsonl"
-        with (plan.building / "lines.spool").open("rb") as lines, path.open("wb") as stream:
+        with open_regular(plan.building / "lines.spool") as lines, path.open("wb") as stream:
             for number in numbers:
                 lines.seek(int(offsets[number]))
                 stream.write(lines.read(counts.line_bytes[number]))
@@ -279,6 +281,11 @@ def _write_splits(plan: ChatPlan, tokenizer: ChatTokenizer, counts: Counts) -> d
         # Bridge does not pack the data of its test.
         if packing is not None and split != "test":
             packed[split] = _write_packed(plan.building, split, numbers, lengths, packing, content)
+    if packing is not None:
+        # Bridge keeps the metadata of all splits in one file, which is JSON despite its name.
+        metadata = [found["metadata"] for found in packed.values()]
+        path = plan.building / PACKED / f"{packing.size}_metadata.jsonl"
+        path.write_text(json.dumps(metadata), encoding="utf-8")
     return _manifest(plan, tokenizer, counts, splits, packed)
 
 
@@ -293,7 +300,7 @@ def _untrained(sequence: int | None, numbers: Sequence[int], counts: Counts, con
 def _write_packed(
     folder: Path, split: str, numbers: Sequence[int], lengths: Sequence[int], packing: Packing, content: Any
 ) -> dict[str, Any]:
-    """Write the packed sequences of a split, and Bridge's metadata, which it keeps in one file for all splits."""
+    """Write the packed sequences of a split. Return their record for the manifest."""
     found = pack(lengths, packing)
     if not found.rows:
         message = f"no conversation of {split}.jsonl fits into a sequence of {packing.size} tokens"
@@ -306,14 +313,11 @@ def _write_packed(
             yield packed_row([numbers[at] for at in row], content, packing)
 
     write_packed(path, rows())
-    metadata = folder / PACKED / f"{packing.size}_metadata.jsonl"
-    known = json.loads(metadata.read_text(encoding="utf-8")) if metadata.exists() else []
-    metadata.write_text(json.dumps([*known, found.metadata]), encoding="utf-8")
     return {
         "sequences": len(found.rows),
         "left_out": found.left_out,
         "cut": found.cut,
-        **found.metadata,
+        "metadata": found.metadata,
         "file": {"bytes": path.stat().st_size, "sha256": sha256(path)},
     }
 

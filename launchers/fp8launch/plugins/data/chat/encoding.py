@@ -20,7 +20,7 @@ from fp8launch.plugins.data.sources import Shard, bytes_of
 from fp8launch.plugins.data.workers import WorkersEnded
 
 # Starting a process takes as long as encoding this much.
-_SMALL = 8 << 20
+SMALL = 8 << 20
 _BATCH = 1 << 20
 _AHEAD = 3
 
@@ -41,7 +41,7 @@ def encoded(
 ) -> Iterator[Encoded | BadInput]:
     """Yield each conversation of the sources, and a BadInput in place of each one that cannot be used."""
     batches = _batches(found for shard in shards for found in json_records(shard, reading))
-    if processes == 1 or bytes_of(shards) < _SMALL:
+    if processes == 1 or bytes_of(shards) < SMALL:
         tokenizer = load_chat_tokenizer(folder, template)
         for batch in batches:
             yield from map(functools.partial(_encode, tokenizer), batch)

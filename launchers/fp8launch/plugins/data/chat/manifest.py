@@ -53,6 +53,11 @@ class Lengths:
         return [[length, self.counts[length]] for length in sorted(self.counts)]
 
 
+def lengths_of(split: Mapping[str, Any]) -> Lengths:
+    """Return the lengths that a manifest states of a split."""
+    return Lengths({int(length): int(count) for length, count in split["lengths"]})
+
+
 def read_chat_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a folder; None if it has none. Raises OSError and ValueError if it cannot be read."""
     raw = read_json(folder / MANIFEST, LARGEST)

@@ -7,7 +7,7 @@ import click
 from fp8launch.plugins.data.cli.subcommands import Subcommands
 
 COMMANDS = {
-    "build": "tokenize text into a dataset that Megatron reads",
+    "build": "tokenize text, or conversations, into a dataset that Megatron reads",
     "tokenizer": "train a small tokenizer on text",
     "inspect": "show what a dataset holds, and verify its files",
     "split": "divide a dataset by documents, for training and validation",

@@ -13,6 +13,7 @@ from fp8launch.diagnostics import error
 from fp8launch.plugins.data.build import cores
 from fp8launch.plugins.data.chat.chat_tokenizer import load_chat_tokenizer
 from fp8launch.plugins.data.chat.dataset import ChatOutcome, ChatPlan, build_chat
+from fp8launch.plugins.data.chat.manifest import lengths_of
 from fp8launch.plugins.data.chat.packing import Packing
 from fp8launch.plugins.data.cli.progress import shown_progress
 from fp8launch.plugins.data.cli.report import places, report_skipped
@@ -118,8 +119,9 @@ def _report(plan: ChatPlan, outcome: ChatOutcome, seconds: float, as_json: bool)
         show_json({**manifest, "folder": str(plan.out), "built": outcome.built, "examples": examples})
         return
     report_skipped(manifest["skipped"], outcome.examples)
-    if outcome.beyond:
-        eprint(f"longer than {plan.sequence:,} tokens, such as")
+    if outcome.beyond and plan.sequence is not None:
+        longer = sum(lengths_of(split).longer_than(plan.sequence) for split in manifest["splits"].values())
+        eprint(f"{longer:,} conversations are longer than {plan.sequence:,} tokens, such as")
         places(outcome.beyond)
     if not outcome.built:
         eprint("this data already exists")

@@ -16,7 +16,7 @@ from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error, exit_code
 from fp8launch.injob.regular_files import open_regular
 from fp8launch.plugins.data.chat.chat_tokenizer import ChatTokenizer, load_chat_tokenizer
 from fp8launch.plugins.data.chat.conversations import Unusable, conversation_of
-from fp8launch.plugins.data.chat.manifest import SPLITS, TEMPLATE, Lengths, read_chat_manifest
+from fp8launch.plugins.data.chat.manifest import SPLITS, TEMPLATE, Lengths, lengths_of, read_chat_manifest
 from fp8launch.plugins.data.find_tokenizer import tokenizer_file
 
 SAMPLES = 2
@@ -188,12 +188,8 @@ def _measured(folder: Path, split: str, tokenizer: ChatTokenizer, wrong: list[st
     }
 
 
-def _lengths(found: dict[str, Any]) -> Lengths:
-    return Lengths({int(length): int(count) for length, count in found["lengths"]})
-
-
 def _summary(found: dict[str, Any], sequence: int | None) -> dict[str, Any]:
-    lengths = _lengths(found)
+    lengths = lengths_of(found)
     return {
         **{name: found[name] for name in ("conversations", "tokens", "trained_tokens")},
         "median": lengths.quantile(0.5),
@@ -222,11 +218,11 @@ def _show_splits(splits: dict[str, Any], sequence: int | None) -> None:
         )
     columns = ["split", "conversations", "tokens", "trained", "median", "p95", "longest"]
     show_table(columns, rows, right=columns[1:])
-    _show_lengths(_lengths(splits[SPLITS[0]]))
+    _show_lengths(lengths_of(splits[SPLITS[0]]))
     if sequence is None:
         return
     for split, found in splits.items():
-        longer = _lengths(found).longer_than(sequence)
+        longer = lengths_of(found).longer_than(sequence)
         if longer:
             echo(f"{split}: {longer:,} conversations are longer than {sequence:,} tokens")
         if found.get("untrained_in_sequence"):
@@ -257,7 +253,8 @@ def _show_packed(manifest: dict[str, Any]) -> None:
             continue
         found = packed[split]
         echo(f"packed {split}: {found['sequences']:,} sequences of {packed['size']:,} tokens")
-        echo(f"  {found['packing_efficiency']:.1f} % full, {found['packing_factor']:g} conversations in each")
+        metadata = found["metadata"]
+        echo(f"  {metadata['packing_efficiency']:.1f} % full, {metadata['packing_factor']:g} conversations in each")
         if found["left_out"]:
             echo(f"  left out: {found['left_out']:,} conversations, which are longer")
         if found["cut"]:
