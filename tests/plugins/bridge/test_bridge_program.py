@@ -247,6 +247,11 @@ def test_data_of_fine_tuning(tmp_path: Path) -> None:
     (data / "training.jsonl").write_text('{"text": "one"}\n')
     refused = fine_tune(tmp_path, "sft", f"--data={data}", *nothing)
     assert refused.codes == [2] and "must be a JSON object with `messages`" in refused.output
-    (data / "training.jsonl").write_text('{"prompt": "one", "completion": "two three"}\n' * 16)
+    (data / "training.jsonl").write_text('{"prompt": "one", "completion": "two three"}\n' * 64)
     base = f"checkpoint.pretrained_checkpoint={tmp_path / 'model'}"
-    assert sorted(fine_tune(tmp_path, "sft", f"--data={data}", base, *nothing).succeeded().losses) == [1, 2]
+    packed = fine_tune(tmp_path, "sft", f"--data={data}", base, *nothing).succeeded()
+    assert list(data.glob("packed/*/training_64.idx.parquet"))
+    # The same pairs one by one: a sequence sees nothing of the others that it is packed with.
+    plain = ("dataset.enable_offline_packing=false", "dataset.offline_packing_specs=null")
+    assert fine_tune(tmp_path, "sft", f"--data={data}", base, *nothing, *plain).succeeded().losses == packed.losses
+    assert sorted(packed.losses) == [1, 2]

@@ -17,13 +17,14 @@ import pytest
 from chat_support import GEMMA, MARKED, TEMPLATES, conversations, text, write_chat_tokenizer, write_lines
 
 from fp8launch.cli import run
-from fp8launch.plugins.bridge.injob import absent_packages, chat_data, fine_tuning
 from fp8launch.plugins.data.chat.chat_tokenizer import load_chat_tokenizer
 from fp8launch.plugins.data.chat.conversations import Conversation, Unusable, conversation_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("megatron.bridge") is None, reason="runs in .cache/bridge (bridge/test_with_bridge.py)"
-)
+INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
+pytestmark = [
+    pytest.mark.needs_plugin("bridge"),
+    pytest.mark.skipif(not INSTALLED, reason="runs in .cache/bridge (bridge/test_with_bridge.py)"),
+]
 BUILDER = "megatron.bridge.data.builders.gpt_sft"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -33,6 +34,7 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 def bridge() -> Any:
     """Bridge's module of datasets, imported as a job does."""
     from fp8launch.injob.rank.compat import cpu, python311
+    from fp8launch.plugins.bridge.injob import absent_packages
 
     os.environ.setdefault("RANK", "0")
     os.environ["FP8LAUNCH_DEVICE"] = "cpu"
@@ -104,6 +106,8 @@ def test_ids_and_masks_are_those_of_bridges_own_dataset(name: str, bridge: Any, 
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_packed_sequences_are_those_that_bridge_writes(multiple: int, bridge: Any, tmp_path: Path) -> None:
     import pyarrow.parquet
+
+    from fp8launch.plugins.bridge.injob import chat_data, fine_tuning
 
     folder = write_chat_tokenizer(tmp_path / "tokenizer")
     source = write_lines(tmp_path / "source.jsonl", conversations(1200, seed=3))

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 from fp8launch.injob.rank import probe, training_loop, worker
 from fp8launch.injob.supervisor import checkpoints
-from fp8launch.plugins.bridge.injob import absent_packages, bridge_release, fine_tuning, local_files
+from fp8launch.plugins.bridge.injob import absent_packages, bridge_release, fine_tuning, local_files, packed_attention
 
 _LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
 _FINE_TUNING = "megatron.bridge.training.finetune"
@@ -262,8 +262,7 @@ def adapt_to_cpu(config: Any) -> None:
     local_layers(config.model)
     config.optimizer.use_precision_aware_optimizer = False  # Transformer Engine's Adam
     if getattr(config.dataset, "enable_offline_packing", False):
-        # Megatron's own attention refuses several sequences in one.
-        config.dataset.enable_offline_packing, config.dataset.offline_packing_specs = False, None
+        packed_attention.install()
     if config.peft is not None:
         # Bridge finds names for Transformer Engine's layers in Megatron-Core, but on a machine without it no classes.
         adapters: Any = importlib.import_module("megatron.bridge.peft.utils")
