@@ -106,6 +106,15 @@ def test_refusals_name_value_and_fix(
     assert says in said and fix in said and "Traceback" not in err
 
 
+def test_megatrons_backend_refuses_a_checkpoint_of_bridge(ask: Ask, model: Path, checkpoints: Path) -> None:
+    """The job on a GPU ended with an assertion of Megatron about num-layers."""
+    (checkpoints / "iter_0000007" / "run_config.yaml").write_text("model: {}\n")
+    words = ("evaluate", checkpoints, "--model", model, *TASKS, "--gpu", "h100", *DRY)
+    said = " ".join(ask(*words, "--engine", "megatron", expect=2)[1].split())
+    assert "which Megatron-Bridge wrote" in said and "use --engine hf" in said
+    ask(*words)
+
+
 def result(name: str, iteration: int, acc: float, stderr: float | None, **more: Any) -> dict[str, Any]:
     metrics = [
         {"metric": "acc", "filter": "none", "value": acc, "stderr": stderr},

@@ -24,6 +24,8 @@ from fp8launch.rundir.run_dir import RunFolder, run_folders
 from fp8launch.rundir.trust import why_not_own_run
 
 RUN_PREFIX = "convert_"
+# Written by Megatron-Bridge into each checkpoint.
+BRIDGES_CONFIG = "run_config.yaml"
 GPUS_OF_A_NODE = 8
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -136,7 +138,7 @@ def model_of(checkpoint: Path) -> str | None:
         record = json_mapping(folder / checkpoints.CONVERSION_RECORD)
         if isinstance(record.get("model"), str):
             return str(record["model"])
-    config = checkpoint / "run_config.yaml"
+    config = checkpoint / BRIDGES_CONFIG
     try:
         stated = parse_yaml(read_regular(config, MAX_BYTES).decode(), str(config)).at(("model", "hf_model_id"))
     except (OSError, ValueError, UserError):

@@ -16,7 +16,7 @@ from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
 from fp8launch.plugins.convert.cli import checkpoint_folders, run_of
-from fp8launch.plugins.convert.conversion import checkpoint_in, is_own_work, model_named, model_of
+from fp8launch.plugins.convert.conversion import BRIDGES_CONFIG, checkpoint_in, is_own_work, model_named, model_of
 from fp8launch.plugins.evaluate.evaluation import recipe_of, task_folder_at, tasks_named
 from fp8launch.plugins.evaluate.follower import follower_time, refuse_second_follower, stated_follower
 from fp8launch.plugins.evaluate.results import Score, scores_of
@@ -163,6 +163,10 @@ def _run(
     if engine == "megatron" and stated.get("checkpoint") is None:
         message = f"--engine megatron evaluates a Megatron checkpoint, but {stated['model']} is a Hugging Face model"
         raise error("evaluate-backend", message, "--engine", "use --engine hf")
+    if engine == "megatron" and Path(stated["checkpoint"], BRIDGES_CONFIG).is_file():
+        # Megatron-LM's loader takes the model's shape from arguments in the checkpoint, which Bridge does not save.
+        message = f"--engine megatron cannot load {stated['checkpoint']}, which Megatron-Bridge wrote"
+        raise error("evaluate-backend", message, "--engine", "use --engine hf, which converts it first")
     profile, scheduler = destination("evaluate", cluster, backend_name, slurm, print_problems)
     place = run_root(profile, root)
     env = dict(_OFFLINE) if offline else {}
