@@ -2,9 +2,9 @@
 # Run a list of recipes on the GPUs of this machine and bring their logs and numbers back: run.sh LIST [SECONDS]
 #
 # LIST is a name in lists/ or a file, or several with commas between. Each line is one run, `GPUS NAME RECIPE [submit
-# options]`, where RECIPE is a file or a name in recipes/. In the options {here} is this folder, and {text} a dataset made
-# of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside each other
-# run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. A run that takes more than EACH
+# options]`, where RECIPE is a file or a name in recipes/. In the options {here} is this folder, {data} is DATA, and {text}
+# a dataset made of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside
+# each other run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. A run that takes more than EACH
 # seconds (default 150), or past SECONDS (default 540), is ended, and none starts with less than NEED seconds left (default
 # EACH). A line `compare TITLE NAME...` compares these runs at the end.
 #
@@ -17,9 +17,11 @@
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SHARE  how many runs of one GPU share it (default 1): small ones that leave it idle, and whose speed does not matter
 #   TOGETHER  1: ranks of a line that needs more GPUs than there are share one, for what such a run says, never for its speed
+#   DATA   the prefix of a dataset, for {data} in a list
+#   BARE   1: no reports at the end, only runs.tar.xz, from which they can be made elsewhere
 #   SET    submit options for every run, such as "--set launch.profile_iteration=6"
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,22p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,25p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 limit=${2:-540} each=${EACH:-150}
@@ -121,6 +123,7 @@ while read -r need name recipe options <&3; do
     free=("${free[@]:need}")
     [ -f "$recipe" ] || [[ "$recipe" == *:* ]] || recipe=$here/recipes/$recipe.yaml
     options=${options//\{here\}/$here}
+    options=${options//\{data\}/${DATA:-}}
     one "$name" "$ids" "$recipe" ${options//\{text\}/$work/text} &
     taken[$!]=$ids
 done 3< "$list"
@@ -130,6 +133,7 @@ while [ "${#taken[@]}" -gt 0 ]; do reap; done
 : > "$out/verify.jsonl"
 folders=()
 for root in "$work"/runs/*/; do
+    [ -z "${BARE:-}" ] || break
     run=$(ls -td "$root"*/ 2>/dev/null | head -1)
     [ -f "${run}manifest.json" ] || continue
     folders+=("$run")

@@ -42,7 +42,10 @@ def case(name: str, words: list[str]) -> Any:
 def test_a_line_is_a_run(name: str, words: list[str]) -> None:
     gpus, _, recipe, *options = words
     assert set(options[::2]) <= {"--set"}
-    settings = [text.replace("{here}", str(H200)).replace("{text}", "/data/text") for text in options[1::2]]
+    places = {"{here}": str(H200), "{text}": "/data/text", "{data}": "/data/packages"}
+    settings = options[1::2]
+    for name, place in places.items():
+        settings = [text.replace(name, place) for text in settings]
     folder = REHEARSED.parent if recipe.startswith("rehearsed/") else H200 / "recipes"
     path = ROOT / recipe if (ROOT / recipe).is_file() else folder / f"{recipe}.yaml"
     loaded = load_recipe(recipe if recipe.startswith("bridge:") else str(path), overrides=settings)
