@@ -173,7 +173,7 @@ def commands(world: World) -> dict[str, list[list[str]]]:
         "annotate": [["annotate", "r-1", "s", "--note", "x"]],
         "delete": [["delete", "--yes"], ["delete", "r-1", "s", "--yes"], ["delete", "--older-than", "1d", "--dry-run"]],
         "archive": [["archive", "r-1", "--out", f"{out}.tar.gz", "--force"]],
-        "evaluate": [["evaluate", "r-1"]],
+        "evaluate": [["evaluate", "r-1"], ["evaluate", "r-1", "--tasks", "x", "--every", "2"]],
         "export": [
             ["export", "r-1", "--to", tracker, "--offline", "--dir", f"{out}-{tracker}"]
             for tracker in ("tensorboard", "wandb", "mlflow")

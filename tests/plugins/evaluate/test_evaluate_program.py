@@ -27,7 +27,7 @@ model: {vocab_size: 511, norm_epsilon: 1.0e-5}
 train: {iterations: 10}
 checkpoint: {dir: checkpoints, interval: 5}
 """
-FOLLOWED = RECIPE.replace("iterations: 10", "iterations: 300").replace("interval: 5", "interval: 100")
+FOLLOWED = RECIPE.replace("iterations: 10", "iterations: 1000").replace("interval: 5", "interval: 100")
 
 
 @pytest.fixture
@@ -111,27 +111,29 @@ def text_of(run: Path) -> str:
 @needs_lm_eval
 @needs_bridge
 def test_checkpoints_are_evaluated_while_their_run_trains(tmp_path: Path, call: Any) -> None:
-    """Training and follower are killed and resumed: every second checkpoint and the last one has one result."""
+    """Training and follower are killed and resumed: every fifth checkpoint has one result."""
     model = make_model(tmp_path / "model")
     (tmp_path / "recipe.yaml").write_text(FOLLOWED)
     run = Path(json.loads(call("submit", "recipe.yaml", "--backend", "local", "--json").stdout)[0]["folder"])
-    words = ("--model", model, "--tasks", "fp8launch_tiny", "--offline", "--every", 2, "--backend", "local", "--json")
+    words = ("--model", model, "--tasks", "fp8launch_tiny", "--offline", "--every", 5, "--backend", "local", "--json")
     follower = Path(json.loads(call("evaluate", run.name, *words).stdout)["folder"])
     assert "follows" in call("evaluate", run.name, *words, expect=1).stderr
-    wait_for(lambda: "evaluating checkpoint 200" in text_of(follower), 300)
-    for each in (run, follower):
-        call("cancel", each.name)
+    tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    wait_for(tracker.is_file, 300)
+    call("cancel", run.name)
+    wait_for(lambda: "evaluating checkpoint" in text_of(follower), 300)  # the last one of a run that is over
+    call("cancel", follower.name)
     assert evaluated(run) == []
     for each in (run, follower):
         call("resume", each.name)
     wait_for(lambda: (follower / "attempts.json").is_file() and "is over" in text_of(follower), 600)
-    assert evaluated(run) == evaluated(follower) == [200, 300]
+    assert evaluated(run) == evaluated(follower) == [500, 1000]
     wait_for(lambda: json.loads(call("runs", follower.name, "--json").stdout)[0]["state"] == "completed")
     assert not (follower / "models").exists()
 
     # One more follower finds everything evaluated.
     call("evaluate", run.name, *words, "--wait")
-    assert evaluated(run) == [200, 300]
+    assert evaluated(run) == [500, 1000]
     (row,) = json.loads(call("compare", run, "--json").stdout)["rows"]
-    assert row["evaluations"][0]["iterations"] == [300]
-    assert [each["iteration"] for each in row["evaluations"][0]["by_iteration"]] == [200, 300]
+    assert row["evaluations"][0]["iterations"] == [1000]
+    assert [each["iteration"] for each in row["evaluations"][0]["by_iteration"]] == [500, 1000]
