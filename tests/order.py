@@ -25,7 +25,7 @@ LONG = (
     "tests/safety/test_secrets.py",
     "tests/submit/test_cut_off.py",
     "tests/report/test_flops.py",
-    "tests/plugins/export/test_trackers.py",
+    "tests/plugins/tracking/test_trackers.py",
     "tests/plugins/rehearse/test_rehearse_command.py",
     "tests/plugins/plan/test_plan.py",
     "tests/check/test_phase_rules.py",

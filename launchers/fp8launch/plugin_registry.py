@@ -46,7 +46,7 @@ _BUILT_IN = (
     "archive",
     "housekeeping",
     "advisories",
-    "export",
+    "tracking",
     "plots",
     "images",
     "doctor",
@@ -105,6 +105,8 @@ class Plugin:
     comparison_files values of `fp8launch.report.comparison_files.ComparisonFile`, by the options of `compare`
     run_listeners    functions that return a `fp8launch.report.run_listeners.RunListener`, or None if the user has not
                      configured it
+    setup_lines      functions that take a placed job, its recipe and its cluster profile, and return lines of its
+                     script, before the profile's
     end_commands     functions that take a placed job and its scheduler, and return a command that the job's script runs
                      when it ends, or None
     recipe_sections  subclasses of `fp8launch.recipe.sections.Section`, whose fields all have defaults
@@ -137,6 +139,7 @@ class Plugin:
     comparison_columns: Mapping[str, Target] = field(default_factory=dict)
     comparison_files: Mapping[str, Target] = field(default_factory=dict)
     run_listeners: Mapping[str, Target] = field(default_factory=dict)
+    setup_lines: Mapping[str, Target] = field(default_factory=dict)
     end_commands: Mapping[str, Target] = field(default_factory=dict)
     recipe_sections: Mapping[str, Target] = field(default_factory=dict)
     recipe_kinds: Mapping[str, Target] = field(default_factory=dict)

@@ -821,6 +821,13 @@ MISLEADING = {
     "many quantized experts": Set(
         {**MOE, "num_layers": 12, "expert_model_parallel_size": 2}, "fp8-experts-slower", plugin="plan"
     ),
+    "a tracker whose library is nowhere": Set(
+        code="tracking-library", severity="warning", plugin="tracking",
+        more={"tracking": {"wandb": {"mode": "offline"}, "python": "/nowhere/bin/python"}},
+    ),
+    "a tracker without a server": Set(
+        code="tracking-login", severity="warning", plugin="tracking", more={"tracking": {"mlflow": {}}},
+    ),
     "a GPU that nobody measured": Set(MXFP8, "gpu-never-measured", gpu="vr200", gpus=4, plugin="plan"),
 }  # fmt: skip
 # The same on larger models and clusters.

@@ -40,7 +40,7 @@ def complaint(arguments: str) -> str:
         pytest.param(
             "export a.log --to tensorboard --dir out", "out/fp8launch/a",
             marks=[
-                pytest.mark.needs_plugin("export"),
+                pytest.mark.needs_plugin("tracking"),
                 pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="needs tensorboard"),
             ],
         ),

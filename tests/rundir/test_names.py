@@ -189,7 +189,7 @@ def test_names_mean_the_same_in_every_folder(
     "words",
     [
         pytest.param("diff my_model tiny_cpu", marks=pytest.mark.needs_plugin("diff")),
-        pytest.param("export my_model --to tensorboard --dir out", marks=pytest.mark.needs_plugin("export")),
+        pytest.param("export my_model --to tensorboard --dir out", marks=pytest.mark.needs_plugin("tracking")),
     ],
 )
 def test_names_mean_the_same_to_plugins(places: list[Path], monkeypatch: pytest.MonkeyPatch, words: str) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, StringConstraints
 
@@ -133,6 +133,7 @@ class Cluster(Section):
     mounts: list[str] = Field(default=[])
     python: str | None = Field(default=None, description="interpreter of jobs without a container")
     run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")
+    tracking: dict[str, Any] = Field(default={}, description="`tracking` of recipes that do not state it themselves")
     storage: Storage = Field(default=Storage.model_construct(), description="folders for data and checkpoints")
     shared_folders: list[str] = Field(
         default=[], description="folders that every node sees; a run root outside all of them is refused"

@@ -79,6 +79,8 @@ def plan_run(prepared: Prepared, cluster: Cluster, folder: Path, scheduler: Sche
         job = plan(prepared, cluster, UNPLACED, runtime=runtime)
     job = placed(job, folder)
     scheduler.validate(job)
+    lines = [line for _, lines_of in loaded("setup_lines") for line in lines_of(job, recipe, cluster)]
+    job = replace(job, setup=(*lines, *job.setup))
     commands = [command for _, command_of in loaded("end_commands") if (command := command_of(job, scheduler))]
     return replace(job, setup=(*end_lines(commands), *job.setup))
 

@@ -43,6 +43,10 @@ _FIELDS = {
     "number of skipped iterations": "skipped",
     "number of nan iterations": "nan",
     "elapsed time per iteration (ms)": "step_time_ms",
+    "learning rate": "learning_rate",
+    "global batch size": "global_batch_size",
+    "throughput per gpu (tflop/s/gpu)": "tflops_per_gpu",
+    "energy per gpu (j/iter/gpu)": "energy_j_per_gpu",
 }
 
 
@@ -157,7 +161,7 @@ def slow_node_of_log(log: str, actions: Actions) -> SlowNode | None:
 
 
 def values_of(line: str) -> dict[str, float] | None:
-    """Return the values of an iteration line that the rules read; None for any other line."""
+    """Return the values of an iteration line that the rules and trackers read; None for any other line."""
     found = _ITERATION.search(line)
     if found is None:
         return None

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -18,7 +17,8 @@ from tests.support import only, refused, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.diagnostics import UserError
-from fp8launch.plugins.export.trackers import Tracked, export, readable, tracked
+from fp8launch.plugins.tracking.injob.wandb_run import records_in
+from fp8launch.plugins.tracking.trackers import Tracked, export, readable, tracked
 from fp8launch.report.comparison_files import comparison_files
 from fp8launch.report.named_runs import read_runs
 from fp8launch.secrets import HIDDEN
@@ -55,13 +55,13 @@ def need(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
 class TestWhatIsHandedOver:
     def test_every_line_once_with_its_units(self, records: list[Tracked]) -> None:
         fp8 = records[1]
-        assert [step for step, _ in fp8.history] == list(range(1, 11))
-        step, row = fp8.history[4]
+        assert [row.step for row in fp8.history] == list(range(1, 11))
+        step, row = fp8.history[4].step, fp8.history[4].values
         # 64 x 4096 tokens over 8 GPUs in 0.8 s.
         assert row["tokens_per_s_per_gpu"] == pytest.approx(64 * 4096 / 8 / 0.8)
         assert (step, row["step_time_ms"], row["counted"]) == (5, 800.0, 1.0)
         assert row["loss"] == pytest.approx(10 / 1.05, rel=1e-5)
-        assert fp8.history[0][1]["counted"] == 0.0
+        assert fp8.history[0].values["counted"] == 0.0
 
     def test_medians_and_what_the_run_was(self, records: list[Tracked]) -> None:
         fp8 = records[1]
@@ -70,12 +70,12 @@ class TestWhatIsHandedOver:
         assert fp8.config["precision"] == FP8
         assert fp8.config["axis precision.recipe"] == FP8
         assert fp8.config["num_layers"] == 4
-        assert (fp8.name, fp8.group, fp8.status) == ("run01", "grid-study-abc123", "ok")
+        assert (fp8.name, fp8.identity.group, fp8.status) == ("run01", "grid-study-abc123", "ok")
 
     def test_a_lost_loss_is_left_out_and_not_zero(self, tmp_path: Path) -> None:
         log = write_log(tmp_path / "x.log", Made(loss=lambda i: None if i > 4 else 2.0))
         (run,) = read_runs([str(log)])
-        assert "loss" not in tracked(run).history[6][1]
+        assert "loss" not in tracked(run).history[6].values
 
 
 class TestTensorBoard:
@@ -145,11 +145,11 @@ class TestWandb:
         (file,) = Path(places[1]).glob("run-*.wandb")
         # W&B's own process writes the file, at times after `finish` has returned.
         end = time.monotonic() + 30
-        found = list(self.records_in(file))
+        found = list(records_in(file))
         while not any(r.HasField("exit") for r in found):
             assert time.monotonic() < end, found
             time.sleep(0.02)
-            found = list(self.records_in(file))
+            found = list(records_in(file))
         items = [r.history.item for r in found if r.HasField("history")]
         rows = [{i.key or i.nested_key[0]: json.loads(i.value_json) for i in row} for row in items]
         assert [row["_step"] for row in rows] == list(range(1, 11))
@@ -157,24 +157,6 @@ class TestWandb:
         (made,) = [r.run for r in found if r.HasField("run")][:1]
         assert (made.display_name, made.run_group, made.project) == ("run01", "grid-study-abc123", "p")
         assert json.loads({u.key: u.value_json for u in made.config.update}["precision"]) == FP8
-
-    @staticmethod
-    def records_in(file: Path):
-        """The file is a LevelDB log after seven bytes: blocks of 32 KiB, pieces of checksum, length and kind."""
-        from wandb.proto.wandb_internal_pb2 import Record
-
-        data, at, message = file.read_bytes(), 7, b""
-        while at + 7 <= len(data):
-            if 32768 - at % 32768 < 7:
-                at += 32768 - at % 32768
-                continue
-            _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-            message += data[at + 7 : at + 7 + length]
-            at += 7 + length
-            # Whole, or the last piece.
-            if kind in (1, 4):
-                yield Record.FromString(message)
-                message = b""
 
     def test_without_a_login_it_says_what_to_do(
         self, records: list[Tracked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,9 @@ import click
 from fp8launch.cli.compare import gpu_option
 from fp8launch.cli.output import echo, eprint, json_option, logs_argument, show_json
 from fp8launch.diagnostics import ANSWER_IS_NO, error
-from fp8launch.plugins.export.trackers import TRACKERS, file_name, tracked
-from fp8launch.plugins.export.trackers import export as hand_over
+from fp8launch.plugins.tracking.injob.tracked_run import file_name
+from fp8launch.plugins.tracking.trackers import TRACKERS, tracked
+from fp8launch.plugins.tracking.trackers import export as hand_over
 from fp8launch.report.named_runs import read_runs
 from fp8launch.report.run_report import RunReport
 
