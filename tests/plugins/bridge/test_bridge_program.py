@@ -253,5 +253,6 @@ def test_data_of_fine_tuning(tmp_path: Path) -> None:
     assert list(data.glob("packed/*/training_64.idx.parquet"))
     # The same pairs one by one: a sequence sees nothing of the others that it is packed with.
     plain = ("dataset.enable_offline_packing=false", "dataset.offline_packing_specs=null")
-    assert fine_tune(tmp_path, "sft", f"--data={data}", base, *nothing, *plain).succeeded().losses == packed.losses
+    one_by_one = fine_tune(tmp_path, "sft", f"--data={data}", base, *nothing, *plain).succeeded()
+    assert packed.losses == pytest.approx(one_by_one.losses, rel=1e-5)
     assert sorted(packed.losses) == [1, 2]
