@@ -24,7 +24,7 @@ PYTHON = TESTS.parent / ".cache" / "bridge" / "bin" / "python"
         ("rehearse/test_bridge_own_code.py", 17),
         ("bridge/test_bridge_configurations.py", 8),
         ("bridge/test_bridge_program.py", 12),
-        ("data/test_chat_with_bridge.py", 20),
+        ("data/test_chat_with_bridge.py", 16),
     ],
 )
 @pytest.mark.skipif(not PYTHON.is_file(), reason="no .cache/bridge: tools/setup.sh found no index to download it from")
