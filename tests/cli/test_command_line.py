@@ -232,6 +232,12 @@ def test_a_path_that_does_not_exist_is_named(fp8launch: Callable[..., Done], ver
     assert "/nope/run: error: this path does not exist" in done.stderr
 
 
+def test_without_any_run_the_list_says_what_to_do(fp8launch: Callable[..., Done]) -> None:
+    done = fp8launch("runs")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no runs yet; submit one: `fp8launch submit RECIPE`" in done.stderr
+
+
 def test_a_folder_that_is_no_run_is_named(fp8launch: Callable[..., Done]) -> None:
     done = fp8launch("logs", "./docs")
     assert done.returncode == 2

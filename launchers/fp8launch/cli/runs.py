@@ -109,7 +109,8 @@ def runs(
         return
     if not found:
         such = "such " if states or tags or recipes or since is not None else ""
-        eprint(f"no {such}runs in {', '.join(map(str, known_roots())) or 'any run root'}")
+        roots = ", ".join(map(str, known_roots()))
+        eprint(f"no {such}runs in {roots}" if roots else "no runs yet; submit one: `fp8launch submit RECIPE`")
         return
     _show(found, rows, chosen)
     if len(found) > 1:

@@ -351,6 +351,10 @@ def _show_points(ready: Sequence[GridPoint]) -> None:
         half = TABLE_ROWS // 2
         rows = [*rows[:half], (f"... {len(rows) - 2 * half} more", "", "", "", "", ""), *rows[-half:]]
     columns = ["run", "point", "size", "batch", "time limit", "GPU-hours"]
+    if all(one.name is not None for one in ready):
+        # The runs of a sequence have names, and are no points of a grid.
+        columns.remove("point")
+        rows = [(row[0], *row[2:]) for row in rows]
     if not _gpu_hours(ready):
         del columns[-1]
     show_table(

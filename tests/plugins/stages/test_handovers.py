@@ -11,6 +11,7 @@ from pack_support import STAGES
 from support import only, refused
 
 from fp8launch.check.checker import check_all
+from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
 from fp8launch.job.prepared import prepare
@@ -126,3 +127,10 @@ def test_a_folder_that_no_stage_promises_is_still_missing(tmp_path: Path) -> Non
 @pytest.mark.parametrize("file", STAGES, ids=lambda file: file.stem)
 def test_the_stages_of_the_pack_pass(file: Path, tmp_path: Path) -> None:
     assert not problems(prepare_stages(read_recipe(str(file)), (), Cluster(), tmp_path, None).parts)
+
+
+def test_a_dry_run_lists_the_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["submit", "stages/tiny_cpu", "--backend", "sbatch", "--dry-run"]) == 0
+    heading, *rows = capsys.readouterr().err.splitlines()
+    assert heading.split()[:2] == ["run", "size"], "stages are no points of a grid"
+    assert [row.partition("-")[0] for row in rows[:2]] == ["pretrain", "anneal"]
