@@ -112,6 +112,7 @@ set_up_test() {
         say "downloads accelerate, transformers, torchao and DeepSpeed (220 MB on disk) into .cache/peer"
     DS_BUILD_OPS=0 beside peer "${peers[@]}"
     set_up_bridge || say "no Megatron-Bridge: the tests with its own code are skipped"
+    set_up_evaluate || say "no lm-eval: the tests of evaluations are skipped"
     packages=$("$venv/bin/python" tools/system_packages.py --missing)
     if [ -n "$packages" ]; then
         say "the distribution's packages that tests use and this machine lacks: ${packages//$'\n'/, }"
@@ -119,12 +120,23 @@ set_up_test() {
     fi
 }
 
+# Both need an index; without one the tests with Bridge's own code and with lm-eval are skipped.
 set_up_bridge() {
-    # Needs an index; without one the tests with Bridge's own code are skipped.
     has .cache/bridge/bin/python megatron.bridge transformers ||
         say "downloads megatron-bridge $bridge (2 MB) and transformers (60 MB) into .cache/bridge"
-    beside bridge "${beside_bridge[@]}" &&
-        "$venv/bin/python" -m pip --python .cache/bridge/bin/python --quiet --disable-pip-version-check install \
+    bridge_in bridge
+}
+
+set_up_evaluate() {
+    has .cache/evaluate/bin/python megatron.bridge lm_eval ||
+        say "downloads megatron-bridge $bridge and lm-eval with its 50 dependencies (550 MB on disk) into .cache/evaluate"
+    readarray -t evaluation < <(required_by evaluate)
+    bridge_in evaluate "${evaluation[@]}"
+}
+
+bridge_in() { # NAME REQUIREMENT...: an environment in .cache with Bridge and further packages
+    beside "$@" "${beside_bridge[@]}" &&
+        "$venv/bin/python" -m pip --python ".cache/$1/bin/python" --quiet --disable-pip-version-check install \
             --no-deps --ignore-requires-python "megatron-bridge==$bridge"
 }
 

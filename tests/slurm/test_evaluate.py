@@ -1,6 +1,6 @@
 """Evaluations as jobs of a real Slurm, next to the training that they evaluate.
 
-CI has no lm-eval: tests/plugins/evaluate/test_evaluate_program.py says how to run it.
+CI has no lm-eval for jobs of Slurm. To run this: .cache/evaluate/bin/python -m pytest tests/slurm/test_evaluate.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`fp8launch evaluate` against lm-eval's own command, where lm-eval and Megatron-Bridge are installed.
 
-CI has neither. With the extra `evaluate` in SITE and the source of Megatron-Bridge at BRIDGE:
-PYTHONPATH=SITE:BRIDGE/src pytest tests/plugins/evaluate/test_evaluate_program.py
+It runs in .cache/evaluate (tests/plugins/bridge/test_with_bridge.py).
 """
 
 from __future__ import annotations

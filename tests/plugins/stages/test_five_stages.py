@@ -1,7 +1,6 @@
 """Five stages, killed in every one of them and resumed, where Megatron-Bridge and lm-eval are installed.
 
-CI has no lm-eval. With the packages of the extra `evaluate` and Megatron-Bridge in an environment:
-ENVIRONMENT/bin/python -m pytest tests/plugins/stages/test_five_stages.py
+It runs in .cache/evaluate (tests/plugins/bridge/test_with_bridge.py).
 """
 
 from __future__ import annotations
