@@ -334,7 +334,7 @@ def _show_dry(ready: Sequence[GridPoint], script: str | None, as_json: bool) -> 
 
 
 def _show_points(ready: Sequence[GridPoint]) -> None:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in ready:
         need, layout = one.prepared.loaded.recipe.resources, one.prepared.layout
         rows.append(
