@@ -69,6 +69,7 @@ EXCEPTIONS = {
     "recipe/catalog.py:_first_comment": OWN_DATA,
     "recipe/yaml_source.py:read_start": "a recipe may come through /dev/fd; refuses pipes by name, reads 1 MiB at most",
     "plugins/plan/calibration.py:reference_rates": OWN_DATA,
+    "plugins/measure/injob/nsight.py:pending": KERNEL,
     "plugins/plan/injob/rates.py:_cpu": "the kernel's file",
     "plugins/plan/known_runs.py:known_runs": OWN_DATA,
     "plugins/prove/proof_cache.py:_own_files": OWN_DATA,
