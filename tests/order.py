@@ -7,9 +7,11 @@ SLURM = "tests/slurm/"
 # are idle. Slurm tests come first because only two workers can run them.
 LONG = (
     *(f"{SLURM}test_{name}.py" for name in (
-        "main_job", "nemo_run", "phases", "study", "charliecloud", "memory_limits", "grid_acceptance", "cluster",
-        "nothing_twice", "two_users", "health", "login_shells", "login_node", "site_checks", "recycled_numbers",
+        "main_job", "nemo_run", "stages", "phases", "study", "charliecloud", "memory_limits", "grid_acceptance",
+        "cluster", "nothing_twice", "two_users", "health", "login_shells", "login_node", "site_checks",
+        "recycled_numbers",
     )),
+    "tests/plugins/bridge/test_with_bridge.py",
     "tests/docs/test_commands.py",
     "tests/injob/test_training.py",
     "tests/submit/test_lifecycle.py",
