@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fp8launch.datasets.manifest import read_json
 
@@ -16,6 +18,59 @@ FORMAT = 1
 SPLITS = ("training", "validation", "test")
 # The lengths of conversations are listed by length, so a manifest of long ones is larger than those of other datasets.
 LARGEST = 64 << 20
+
+
+class _Part(BaseModel):
+    """The values of a manifest that reports use. Others are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _File(_Part):
+    bytes: int
+    sha256: str
+
+
+class _Split(_Part):
+    conversations: int
+    tokens: int
+    trained_tokens: int
+    lengths: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
+    file: _File
+
+
+class _Efficiency(_Part):
+    packing_efficiency: float
+    packing_factor: float
+
+
+class _PackedSplit(_Part):
+    sequences: int
+    left_out: int
+    cut: int
+    metadata: _Efficiency
+    file: _File
+
+
+class _Packed(_Part):
+    size: int
+    training: _PackedSplit | None = None
+    validation: _PackedSplit | None = None
+
+
+class _Tokenizer(_Part):
+    name: str
+    file: str
+    sha256: str
+    vocab_size: int
+
+
+class _Manifest(_Part):
+    format: Literal[1]
+    sequence: int | None
+    splits: dict[Literal["training", "validation", "test"], _Split]
+    packed: _Packed | None
+    tokenizer: _Tokenizer
 
 
 @dataclass(frozen=True)
@@ -63,6 +118,11 @@ def read_chat_manifest(folder: Path) -> dict[str, Any] | None:
     raw = read_json(folder / MANIFEST, LARGEST)
     if raw is None:
         return None
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("splits"), dict):
-        raise ValueError(f"{folder / MANIFEST} is not a manifest of conversations")
-    return raw
+    try:
+        _Manifest.model_validate(raw)
+    except ValidationError as exc:
+        wrong = exc.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, wrong["loc"])) or "content"
+        raise ValueError(f"{folder / MANIFEST} is not a manifest of conversations: {place}: {wrong['msg']}") from None
+    found: dict[str, Any] = raw
+    return found

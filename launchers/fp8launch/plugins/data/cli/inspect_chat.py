@@ -218,7 +218,8 @@ def _show_splits(splits: dict[str, Any], sequence: int | None) -> None:
         )
     columns = ["split", "conversations", "tokens", "trained", "median", "p95", "longest"]
     show_table(columns, rows, right=columns[1:])
-    _show_lengths(lengths_of(splits[SPLITS[0]]))
+    if SPLITS[0] in splits:
+        _show_lengths(lengths_of(splits[SPLITS[0]]))
     if sequence is None:
         return
     for split, found in splits.items():
