@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from test_tensor_stats import LINE
 
 from fp8launch.report.throughput import parse_paths
@@ -86,3 +87,14 @@ def test_malformed_and_hostile_records_are_left_out(tmp_path: Path) -> None:
     (profile,) = report.as_json()["profile"]["profiles"]
     assert [row["name"] for row in profile["top"]] == ["\\x1b[31mred"]
     assert all(line.isprintable() for line in report.more["profile"].lines)
+
+
+@pytest.mark.parametrize("said", [{"tool": "memory"}, {"tool": "\x1b[31m"}, {"peak_allocated": "all", "live": {}}])
+@pytest.mark.parametrize("kind", ["kernels", "profile"])
+def test_a_record_without_what_its_tool_reports_is_shown_as_far_as_it_goes(
+    kind: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    report = report_of(tmp_path, f"fp8launch-{kind}: {json.dumps({'rank': 0, 'iteration': 6, **said})}")
+    lines = report.more["profile"].lines
+    assert lines[0].startswith("profile of rank 0, iteration 6, by ")
+    assert all(line.isprintable() for line in lines)

@@ -50,7 +50,7 @@ def _profile(kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     last = as_int(data.get("last_iteration"))
     found: dict[str, Any] = {
-        "tool": str(data.get("tool") or "torch"),
+        "tool": _text(data.get("tool")) or "torch",
         "rank": rank,
         "iterations": [first, first if last is None else last],
         "file": _text(data.get("trace") or data.get("file")),
@@ -121,7 +121,7 @@ def _lines(profiles: Sequence[Mapping[str, Any]], slowest: int | None) -> Iterat
         iterations = f"iterations {first}-{last}" if last > first else f"iteration {first}"
         yield f"profile of rank {each['rank']}, {iterations}, by {each['tool']}: {each['file'] or 'without a file'}"
         yield f"  {_state(each)}"
-        if each["tool"] == "memory":
+        if "live" in each:
             yield from _live(each)
         elif each.get("top") and shown in (None, each["rank"]):
             shown = each["rank"]
