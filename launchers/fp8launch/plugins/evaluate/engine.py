@@ -18,9 +18,8 @@ from fp8launch.engines.base import (
     ReadCheckpoint,
 )
 from fp8launch.megatron.arguments import Argument
-from fp8launch.plugins.evaluate.evaluation import FOLLOWER_STATE
+from fp8launch.plugins.evaluate.section import FOLLOWER_STATE, evaluate_of
 from fp8launch.plugins.evaluate.section import Evaluate as EvaluateSection
-from fp8launch.plugins.evaluate.section import evaluate_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from fp8launch.diagnostics import error
 from fp8launch.plugins.convert.conversion import GPUS_OF_A_NODE
+from fp8launch.plugins.evaluate.section import FOLLOWER_STATE
 from fp8launch.recipe.load import RecipeSource
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import parse_yaml
 
 RUN_PREFIX = "evaluate_"
-# The supervisor of a follower wants a folder for checkpoints, and there are none.
-FOLLOWER_STATE = "follower"
 _TASK = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 

@@ -11,6 +11,8 @@ from fp8launch.recipe.schema import Recipe, section_of
 from fp8launch.recipe.sections import Section
 
 EvaluateWith = Literal["hf", "megatron"]
+# The supervisor of a follower wants a folder for checkpoints, and there are none.
+FOLLOWER_STATE = "follower"
 
 
 class Evaluate(Section):

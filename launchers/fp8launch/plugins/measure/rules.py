@@ -8,7 +8,6 @@ from pathlib import PurePath
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.cluster.images import catalogue
-from fp8launch.report.steady_state import FEWEST, START_LINES
 from fp8launch.untyped import as_int
 from fp8launch.wording import counted, joined
 
@@ -83,6 +82,9 @@ def profile_leaves_few(run: ResolvedRun) -> Iterator[Finding]:
     profile, iterations = run.loaded.recipe.launch.profiled, as_int(run.value("train_iters"))
     if profile is None or not iterations or profile.last > iterations:
         return
+    # Only a recipe with a profile needs the reports.
+    from fp8launch.report.steady_state import FEWEST, START_LINES
+
     first = 1 if profile.tool == "memory" else profile.start
     left = max(0, first - 1 - START_LINES) + max(0, iterations - max(profile.last + 1, START_LINES))
     if left < FEWEST:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
-from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
 from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
 from fp8launch.recipe.schema import Recipe, section_of
 from fp8launch.recipe.sections import Section
 from fp8launch.recipe.validation_problems import validation_problems
 from fp8launch.recipe.yaml_source import Node
+
+if TYPE_CHECKING:
+    # Every recipe imports this module; only jobs need profiles.
+    from fp8launch.cluster.profile import Cluster
 
 _NAME = r"^[^\x00-\x1f\x7f/\\#?%:]{1,128}$"
 PATTERNS_IN_WORDS[_NAME] = "1 to 128 characters without / \\ # ? % :"
