@@ -280,7 +280,7 @@ def small_disk(launchers: Launchers) -> Iterator[Path]:
     """A separate file system as the run root."""
     root = launchers.folder / "runs"
     root.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=600,mode=755", "tmpfs", root], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=1000,mode=755", "tmpfs", root], check=True)
     yield root
     subprocess.run(["umount", "-l", root], check=True)
 

@@ -25,7 +25,7 @@ MIB = 1024**2
 # In-job code, manifest and logs of a run take about a megabyte, and logs grow. Checkpoints come on top.
 LEAST_SPACE, LITTLE_SPACE = 16 * MIB, 1024 * MIB
 # The number of files in a run folder, without checkpoints.
-LEAST_FILES = 100
+LEAST_FILES = 200
 CODES: Mapping[str, Severity] = {
     **dict.fromkeys(("run-root", "run-root-full", "run-root-not-shared"), "error"),
     **dict.fromkeys(("run-root-low", "run-root-local", "run-root-unseen"), "warning"),

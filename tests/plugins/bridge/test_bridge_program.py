@@ -76,7 +76,7 @@ def write_trained_model(folder: Path) -> None:
 def write_conversations(folder: Path) -> None:
     folder.mkdir()
     conversation = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three two one"}]
-    (folder / "training.jsonl").write_text((json.dumps({"messages": conversation}) + "\n") * 16)
+    (folder / "training.jsonl").write_text((json.dumps({"messages": conversation}) + "\n") * 160)
 
 
 def run_job(

@@ -1,6 +1,6 @@
 """A job that follows a run: which checkpoints it evaluates, when the run is over, and its submission.
 
-The real thing is in test_evaluate_program.py and tests/slurm/test_evaluate.py.
+The real thing is in test_evaluate_program.py and tests/slurm/test_evaluation_jobs.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Evaluations as jobs of a real Slurm, next to the training that they evaluate.
 
-CI has no lm-eval for jobs of Slurm. To run this: .cache/evaluate/bin/python -m pytest tests/slurm/test_evaluate.py
+CI has no lm-eval for jobs of Slurm. To run this:
+.cache/evaluate/bin/python -m pytest tests/slurm/test_evaluation_jobs.py
 """
 
 from __future__ import annotations
