@@ -94,7 +94,7 @@ def check_recipes(
 
 
 def _results_of(file: str, checked: Mapping[str, CheckResult]) -> list[str]:
-    """Return the names of a recipe's results: its own, or those of the runs of its sequence."""
+    """Return the names of a recipe's results: the recipe's name, or the names of the runs in its sequence."""
     return [name for name in checked if name == file or name.startswith(f"{file}: ")]
 
 

@@ -97,7 +97,7 @@ def _start_waiting(folder: Path) -> None:
 
 
 def start_script(folder: Path, script: Path, key: str, start: int, environment: Mapping[str, str]) -> int:
-    """Start a run's script in a session of its own, with the marks by which its processes are found. Return its pid."""
+    """Start a run's script in its own process session, marked so that its processes can be found. Return its pid."""
     marks = {LOCAL_RUN: str(folder), LOCAL_KEY: key, START: str(start)}
     with (folder / "logs" / "local.out").open("ab") as out:
         process = subprocess.Popen(

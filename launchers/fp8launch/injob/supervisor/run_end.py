@@ -70,7 +70,7 @@ def json_mapping(file: Path) -> dict[str, Any]:
     """Read a mapping from a JSON file. It is empty if the file does not exist or contains anything else."""
     try:
         found = json.loads(read_regular(file, _LARGEST_JSON).decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -91,5 +91,5 @@ class Evaluate(Engine):
     def attempts(self, args: EngineArguments) -> AttemptArguments | None:
         if "every" not in args.values:
             return None
-        # Each attempt finds in the followed run's folder what is left to do, so none has other arguments.
+        # Each attempt finds the remaining checkpoints in the followed run's folder, so all have the same arguments.
         return AttemptArguments(FOLLOWER_STATE, args.arguments, (), ())

@@ -123,7 +123,7 @@ def boundaries_of(template: str, encode: Callable[[str], list[int]]) -> Boundari
 class Rendering:
     """A conversation as token ids. `generated` marks what its template has in `{% generation %}`, if it has any.
 
-    `render` returns the ids of the first turns of the conversation, and `encode` those of a text.
+    `render` returns the ids of the first turns of the conversation, and `encode` returns the ids of a text.
     """
 
     messages: Sequence[dict[str, Any]]

@@ -16,7 +16,7 @@ MANIFEST = "chat.manifest.json"
 TEMPLATE = "chat_template.jinja"
 FORMAT = 1
 SPLITS = ("training", "validation", "test")
-# The lengths of conversations are listed by length, so a manifest of long ones is larger than those of other datasets.
+# The manifest counts conversations by length, so with long conversations it is larger than other manifests.
 LARGEST = 64 << 20
 
 

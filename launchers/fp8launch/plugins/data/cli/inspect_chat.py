@@ -227,7 +227,7 @@ def _show_splits(splits: dict[str, Any], sequence: int | None) -> None:
         if longer:
             echo(f"{split}: {longer:,} conversations are longer than {sequence:,} tokens")
         if found.get("untrained_in_sequence"):
-            echo(f"  {found['untrained_in_sequence']:,} of them have no trained token in what is left")
+            echo(f"  {found['untrained_in_sequence']:,} of them have no trained token once they are cut")
 
 
 def _show_lengths(lengths: Lengths) -> None:

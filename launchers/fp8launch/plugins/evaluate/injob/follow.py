@@ -1,15 +1,14 @@
 """Evaluate the checkpoints of a run while it trains: `python follow.py -- --run=... --checkpoints=... OPTIONS...`
 
 Every Nth checkpoint (`--every` times `--interval` iterations) is evaluated by evaluate.py as soon as it is complete,
-and the last one when the run has ended. The run folder's results say what is left to do, so a second start continues
-where the first one ended. Only reads the run, except for its `evaluations/`. Started like worker.py, with the same exit
-codes, as a single process.
+and the last one when the run has ended. The results in the run folder show which checkpoints remain, so a second start
+continues where the first one ended. Only reads the run, except for its `evaluations/`. Started like worker.py, with
+the same exit codes, as a single process.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -24,17 +23,16 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import worker
-from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.run_end import json_mapping
+from fp8launch.injob.supervisor.supervisor import CANCELLED
 from fp8launch.plugins.evaluate.injob import evaluate
 from fp8launch.plugins.evaluate.injob.folders import EVALUATIONS
 from fp8launch.plugins.evaluate.injob.programs import OutOfTime, run_program
 
 POLL = 5.0  # seconds
 _MODELS = Path("models")
-_CANCELLED = "cancelled"  # `fp8launch cancel` writes it into a run folder
-_LARGEST_RECORD = 16 << 20
 
 
 class Saved(NamedTuple):
@@ -74,7 +72,7 @@ def saved_in(folder: Path) -> list[Saved]:
 def evaluated_in(run: Path, settings: Mapping[str, Any]) -> Iterator[Saved]:
     """Yield the checkpoints that have a result with these settings in a run's folder."""
     for file in (run / EVALUATIONS).glob("*.json"):
-        stated = _mapping(file)
+        stated = json_mapping(file)
         if stated.get("settings") == settings:
             yield Saved(stated.get("iteration") or 0, stated.get("written") or 0)
 
@@ -87,10 +85,10 @@ def why_over(run: Path, folder: Path, patience: float) -> str | None:
     """
     if not run.is_dir():
         return "its folder was deleted"
-    state = _mapping(run / ATTEMPTS)
+    state = json_mapping(run / ATTEMPTS)
     if state.get("finished"):
         return "its training is done"
-    if (run / _CANCELLED).exists():
+    if (run / CANCELLED).exists():
         return "it was cancelled"
     if state.get("stopped"):
         return f"it has stopped: {state['stopped']}"
@@ -106,14 +104,6 @@ def why_over(run: Path, folder: Path, patience: float) -> str | None:
 def _last_sign_of_life(run: Path, folder: Path) -> float:
     signs = [run / ATTEMPTS, folder / checkpoints.TRACKER, *(run / "logs").glob("*.log")]
     return max((sign.stat().st_mtime for sign in signs if sign.exists()), default=time.time())
-
-
-def _mapping(file: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(read_regular(file, _LARGEST_RECORD).decode())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def follow(ours: argparse.Namespace, words: Sequence[str]) -> None:
@@ -172,7 +162,7 @@ def evaluate_one(ours: argparse.Namespace, words: Sequence[str], iteration: int,
 
 def _trust(ours: argparse.Namespace, iteration: int) -> Mapping[str, str]:
     """Return the variable with which FP8 state is unpickled, if the run itself wrote this checkpoint."""
-    plan = _mapping(ours.run / PLAN)
+    plan = json_mapping(ours.run / PLAN)
     trusted = bool(plan.get("trust_run_root"))
     if checkpoint_owner.why_not_trusted(ours.checkpoints, plan.get("owner") or {}, iteration, trusted) is not None:
         return {}

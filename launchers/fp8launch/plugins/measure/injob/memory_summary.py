@@ -1,7 +1,7 @@
 """Where GPU memory peaks: from PyTorch's history of its allocator (`torch.cuda.memory._snapshot`).
 
 The history has a bounded number of events, the oldest of which may be missing. So totals are counted backward from the
-memory allocated at its end. Sizes are those of the allocator's blocks, which are multiples of 512 bytes.
+memory allocated at its end. Sizes are allocator blocks, which are multiples of 512 bytes.
 """
 
 from __future__ import annotations
