@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,16 @@ def test_the_clock_is_known_if_another_rank_prints_into_its_line(
     expected = parsed(run, capsys)
     for log in (run / "logs").iterdir():
         log.write_text(log.read_text().replace(NODE, f"> building the model{NODE}> building the data\n"))
+    assert parsed(run, capsys) == expected
+
+
+def test_the_time_of_an_iteration_is_known_if_another_rank_prints_into_its_line(
+    run: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = parsed(run, capsys)
+    saving = "saving checkpoint at iteration      15 to /scratch/project/user/experiments/made/checkpoints in torch_dist"
+    for log in (run / "logs").iterdir():
+        log.write_text(re.sub(r"^ \[", f"{saving} [", log.read_text(), flags=re.MULTILINE))
     assert parsed(run, capsys) == expected
 
 

@@ -21,9 +21,9 @@ from fp8launch.rundir.attempts import read_attempt_log
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.wording import counted
 
-# An iteration line begins at its words or at the time stamp before them.
-_AROUND = 64
-_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] iteration")
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] iteration\s{0,20}:?\s{1,20}(\d{1,15})\b")
+# Other ranks print into the same line, before an iteration or after it.
+_LONGEST_LINE = 1 << 16
 _DAY = 86400
 # Seconds since 1970 that a date can hold.
 _LATEST = 1e11
@@ -161,7 +161,7 @@ def _parts_of(attempt: TimedAttempt, log: ParsedLog, kept_up_to: float) -> tuple
         before = int(number[rows[0]]) - 1
     # The last line that counts entirely, and the next one: a checkpoint may lie between them.
     whole = sum(number[row] <= kept_up_to for row in rows)
-    stamps = {row: _time(log, int(offset[row])) for row in {rows[0], rows[-1], *rows[max(whole - 1, 0) : whole + 1]}}
+    stamps = {row: _time(log, int(offset[row]), int(number[row])) for row in {rows[0], rows[-1], *rows[max(whole - 1, 0) : whole + 1]}}
     times = {row: stamp for row, stamp in stamps.items() if stamp is not None}
     if len(times) < len(stamps):
         return None
@@ -201,14 +201,17 @@ def _parts_of(attempt: TimedAttempt, log: ParsedLog, kept_up_to: float) -> tuple
     return parts, lost
 
 
-def _time(log: ParsedLog, offset: int) -> float | None:
-    """Return the time of an iteration line in seconds since 1970; None if the log does not determine it."""
+def _time(log: ParsedLog, offset: int, number: int) -> float | None:
+    """Return when iteration `number` was logged in the line at `offset`, in seconds since 1970.
+
+    None if the log does not determine it.
+    """
     offsets = [one.data.get("utc_offset") for one in of_kind("node", log.evidence)]
     shift = offsets[0] if offsets else None
     if not isinstance(shift, int) or abs(shift) > _DAY:
         return None
-    text = "".join(text for _, text in lines(log.path, max(0, offset - _AROUND), offset + _AROUND))
-    stamps = _STAMP.findall(text)
+    _, line = next(lines(log.path, offset, offset + _LONGEST_LINE), (offset, ""))
+    stamps = [found[1] for found in _STAMP.finditer(line) if int(found[2]) == number]
     try:
         return datetime.fromisoformat(stamps[-1]).replace(tzinfo=timezone.utc).timestamp() - shift
     except (IndexError, ValueError):
