@@ -139,7 +139,7 @@ def test_the_time_of_an_iteration_is_known_if_another_rank_prints_into_its_line(
     run: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = parsed(run, capsys)
-    saving = "saving checkpoint at iteration      15 to /scratch/project/user/experiments/made/checkpoints in torch_dist"
+    saving = "saving checkpoint at iteration      15 to /scratch/project/user/made/checkpoints in torch_dist"
     for log in (run / "logs").iterdir():
         log.write_text(re.sub(r"^ \[", f"{saving} [", log.read_text(), flags=re.MULTILINE))
     assert parsed(run, capsys) == expected

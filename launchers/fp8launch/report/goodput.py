@@ -161,7 +161,8 @@ def _parts_of(attempt: TimedAttempt, log: ParsedLog, kept_up_to: float) -> tuple
         before = int(number[rows[0]]) - 1
     # The last line that counts entirely, and the next one: a checkpoint may lie between them.
     whole = sum(number[row] <= kept_up_to for row in rows)
-    stamps = {row: _time(log, int(offset[row]), int(number[row])) for row in {rows[0], rows[-1], *rows[max(whole - 1, 0) : whole + 1]}}
+    timed = {rows[0], rows[-1], *rows[max(whole - 1, 0) : whole + 1]}
+    stamps = {row: _time(log, int(offset[row]), int(number[row])) for row in timed}
     times = {row: stamp for row, stamp in stamps.items() if stamp is not None}
     if len(times) < len(stamps):
         return None
