@@ -4,7 +4,8 @@ if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
     SITE=$work/site
     mkdir -p "$SITE"
     tar -C "$SITE" -xJf "$PACK/hopper-site.tar.xz" || exit 3
-    python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$SITE" "$PACK"/whl/*.whl || exit 3
+    # pip would not add megatron-bridge to the folder megatron, which it shares with megatron-core.
+    for wheel in "$PACK"/whl/*.whl; do python3 -m zipfile -e "$wheel" "$SITE" || exit 3; done
     for bundle in "$PACK"/megatron-bridge-*.tar.xz; do
         # A namespace package: Bridge lies beside megatron-core.
         [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && cp -r "$work/src/megatron/bridge" "$SITE/megatron/"

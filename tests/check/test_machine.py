@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import venv
@@ -176,6 +177,16 @@ def test_a_python_without_the_packages_of_a_run_on_this_machine(tmp_path: Path) 
     script.chmod(0o755)
     assert look(tmp_path, f"launch: {{python: {script}}}\n", scheduler=local) == []
     assert not (tmp_path / "ran").exists()
+
+
+def test_missing_packages_of_an_uninstalled_fp8launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.requires", unknown)
+    venv.create(tmp_path / "env", symlinks=True)
+    problem = only(look(tmp_path, python=f"{tmp_path}/env/bin/python", scheduler=schedulers.by_name("local")))
+    assert "-m pip install torch megatron-core, with Python" in (problem.fix or "")
 
 
 def test_a_training_script_that_is_not_there(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ READ_ONLY = "/proc/self"  # not even root makes a folder there
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TRITON_CACHE_DIR", "TRITON_HOME", "XDG_CACHE_HOME"):
+    for name in ("TRITON_CACHE_AUTOTUNING", "TRITON_CACHE_DIR", "TRITON_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "")  # so that what a test sets goes again
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -25,6 +25,14 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_home_that_can_be_written_is_left_to_triton() -> None:
     cache_folders.give_triton_a_cache()
     assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_tritons_choices_are_stored_unless_the_recipe_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_folders.give_triton_a_cache()
+    assert os.environ["TRITON_CACHE_AUTOTUNING"] == "1"
+    monkeypatch.setenv("TRITON_CACHE_AUTOTUNING", "0")
+    cache_folders.give_triton_a_cache()
+    assert os.environ["TRITON_CACHE_AUTOTUNING"] == "0"
 
 
 def test_a_read_only_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

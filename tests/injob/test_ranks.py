@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,7 +147,7 @@ taken = socket.create_server(("127.0.0.1", 0))
 free = ranks.free_port()
 ports = iter([free, taken.getsockname()[1], free])
 ranks.free_port = lambda: next(ports)
-sys.argv = ["node.py", "--nproc-per-node=1", "--worker", sys.argv[1], "--"]
+sys.argv = ["node.py", "--nproc-per-node=2", "--worker", sys.argv[1], "--"]
 node.main()
 """
 
@@ -162,4 +163,52 @@ def test_a_port_that_another_program_took_is_chosen_again(megatron: None, tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "choosing another" in done.stderr and done.stdout == "trained\n"
+    assert "choosing another" in done.stderr and done.stdout == "trained\n" * 2
+
+
+def only_process(program: str, folder: Path, **env: str) -> subprocess.Popen[str]:
+    """Start node.py with the program as the only process of its job."""
+    (folder / "worker.py").write_text(program)
+    return subprocess.Popen(
+        [sys.executable, CODE / "node.py", "--nproc-per-node=1", "--worker", folder / "worker.py", "--", "--bf16"],
+        env=job_environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_only_process_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('not needed')")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+    program = f"import os, sys; print(sys.argv[1:], *(os.environ[name] for name in {names}))"
+    process = only_process(program, tmp_path, PYTHONPATH=str(tmp_path), RANK="7", WORLD_SIZE="8")
+    said, errors = process.communicate(timeout=60)
+    assert (said, errors, process.returncode) == ("['--', '--bf16'] 0 1 0 127.0.0.1\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "reported"),
+    [("sys.exit(3)", 3, "exitcode: 3"), ("os.kill(os.getpid(), 9)", 137, "exitcode: -9")],
+)
+def test_the_end_of_the_only_process_is_reported(tmp_path: Path, end: str, code: int, reported: str) -> None:
+    process = only_process(f"import os, sys; {end}", tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"failed ({reported}) local_rank: 0" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_only_process_may_take_its_time_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "def save(number, frame):\n    time.sleep(1); print('saved'); sys.exit(0)\n"
+        "for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, save)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    process = only_process(program, tmp_path)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=60)
+    assert (said, errors, process.returncode) == ("saved\n", "", 0)

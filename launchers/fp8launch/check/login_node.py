@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -255,12 +256,15 @@ def _requirements(distributions: Sequence[str]) -> str:
     Without limits, pip would install the newest torch and, on Python before 3.12, a megatron-core without training
     code.
     """
-    from importlib.metadata import requires
+    from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
 
     ranges = {}
-    for text in requires("fp8launch") or []:
+    texts = None
+    with suppress(PackageNotFoundError):  # run from its source
+        texts = requires("fp8launch")
+    for text in texts or []:
         requirement = Requirement(text)
         ranges[requirement.name] = str(requirement.specifier)
     words = " ".join(f"'{name}{ranges[name]}'" if ranges.get(name) else name for name in distributions)

@@ -6,6 +6,8 @@ SLURM_NODEID, MASTER_ADDR, MASTER_PORT), so nothing needs discovering, and a sec
 the first. Without Slurm's variables this is the only node. The workers write directly to this process's stdout and
 stderr.
 
+A job's only process is started without torchrun, which would coordinate nothing and take seconds to import torch.
+
 Three things differ from plain torchrun:
 
 - A signal is passed on to the workers, which may take as long as they need. torchrun kills them after 30 seconds, even
@@ -22,10 +24,11 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ if __name__ == "__main__":
 from fp8launch.injob.rank import rank_watch, ranks
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+HANDLED_BY_TORCHRUN = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PORT_TRIES = 5
 STACKS_WITHIN = 3.0  # seconds; the hang watchdog waits longer
 
@@ -97,7 +101,29 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def forward_signals(stacks: Path) -> None:
+def run_alone(worker: Path, options: list[str], argv: list[str]) -> int:
+    """Run the job's only process in a session of its own, as torchrun would, and return its exit code.
+
+    Its failure is reported in torchrun's words, from which the supervisor reads the cause.
+    """
+    command = [sys.executable, "-u", str(worker), *options, "--", *argv]
+    own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    own["MASTER_ADDR"] = os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    own["MASTER_PORT"] = os.environ.get("MASTER_PORT") or str(ranks.free_port())
+    process = subprocess.Popen(command, env=os.environ | own, start_new_session=True)
+    code = process.wait()
+    if code:
+        reason = f"failed (exitcode: {code}) local_rank: 0 (pid: {process.pid}) of {worker.name}"
+        print(f"fp8launch: {reason}", file=sys.stderr, flush=True)
+    return shell_code(code)
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell gives it: 128 + n for a process that was ended by signal n."""
+    return code if code >= 0 else 128 - code
+
+
+def forward_signals(stacks: Path, numbers: Iterable[signal.Signals]) -> None:
     def forward(number: int, frame: Any) -> None:
         for child in children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -105,7 +131,7 @@ def forward_signals(stacks: Path) -> None:
         if number == signal.SIGUSR1:
             threading.Timer(STACKS_WITHIN, show_stacks, [stacks]).start()
 
-    for number in FORWARDED:
+    for number in numbers:
         signal.signal(number, forward)
 
 
@@ -163,6 +189,12 @@ def main() -> None:
     if unresolved := ranks.unresolved_address(os.environ):
         print(f"fp8launch: {unresolved}", file=sys.stderr)
         sys.exit(3)
+    os.environ[rank_watch.AGENT] = str(os.getpid())
+    stacks = tempfile.TemporaryDirectory(prefix="fp8launch-stacks-")
+    os.environ["FP8LAUNCH_STACKS"] = stacks.name
+    if ours.nproc_per_node == 1 and (os.environ.get("SLURM_NNODES") or "1") == "1":
+        forward_signals(Path(stacks.name), [*FORWARDED, *HANDLED_BY_TORCHRUN])
+        sys.exit(run_alone(worker, options, argv))
     gc.disable()  # the garbage collector takes a fifth of torch's import time and finds nothing
     try:
         from torch.distributed import run
@@ -172,23 +204,16 @@ def main() -> None:
         sys.exit(3)
     gc.enable()
 
-    os.environ[rank_watch.AGENT] = str(os.getpid())
-    stacks = tempfile.TemporaryDirectory(prefix="fp8launch-stacks-")
-    os.environ["FP8LAUNCH_STACKS"] = stacks.name
-    forward_signals(Path(stacks.name))
+    forward_signals(Path(stacks.name), FORWARDED)
     own = []
     if "--signals-to-handle" in run.get_args_parser().format_help():
         # The signals that torchrun's agent handles itself, without SIGTERM. In older releases, without this
         # option, the agent also handles SIGTERM, and kills the workers after 30 seconds.
-        own = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"]
+        own = [f"--signals-to-handle={','.join(number.name for number in HANDLED_BY_TORCHRUN)}"]
     try:
         run_on_a_free_port(lambda: run.main([*own, *arguments()]))
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        if failure.exitcode > 0:
-            sys.exit(failure.exitcode)
-        # A worker ended by signal n has the code -n; a shell would say 128 + n.
-        sys.exit(128 - failure.exitcode)
+        sys.exit(shell_code(error.get_first_failure()[1].exitcode))
 
 
 if __name__ == "__main__":

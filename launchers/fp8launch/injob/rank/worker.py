@@ -37,7 +37,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 from fp8launch.injob.rank import leaving, node_info, rank_watch, ranks, signals, training_loop
-from fp8launch.injob.rank.compat import before_import, cache_folders, cpu_process, python311
+from fp8launch.injob.rank.compat import before_import, cache_folders, cpu_process, python311, tokenizers
 from fp8launch.injob.rank.optional_packages import needs
 
 WRONG_REQUEST = 2
@@ -162,7 +162,6 @@ def prepare_megatron(device: str) -> None:
 
         cpu.install()
     else:
-        cache_folders.give_triton_a_cache()
         from fp8launch.injob.rank.compat import apex_wgrad
 
         apex_wgrad.install()
@@ -295,6 +294,8 @@ def begin() -> str:
     device = os.environ.get("FP8LAUNCH_DEVICE", "cuda")
     if device not in ("cuda", "cpu"):
         stop(WRONG_REQUEST, f"FP8LAUNCH_DEVICE is {device!r}; it may be cuda or cpu")
+    if device == "cuda":
+        cache_folders.give_triton_a_cache()  # before Transformer Engine is imported, which reads it
     try:
         os.environ.update(ranks.rank_environment(os.environ))
     except ranks.EnvironmentProblem as problem:
@@ -338,8 +339,9 @@ def main() -> None:
         # A script that imports neither starts seconds sooner.
         before_import.call(lambda: prepare_at_import(device), "torch", "megatron")
     else:
-        prepare_megatron(device)
-        watch_megatron()
+        with tokenizers.without_transformers(option(argv, "--tokenizer-type") if script is None else None):
+            prepare_megatron(device)
+            watch_megatron()
     train(script, argv)
 
 

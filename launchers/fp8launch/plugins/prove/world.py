@@ -111,7 +111,9 @@ def train_on_gpu(task: dict[str, Any], record: str) -> int:
 
         os.environ["LOCAL_RANK"] = str(int(os.environ["RANK"]) % torch.cuda.device_count())
         from fp8launch.injob.rank import worker
+        from fp8launch.injob.rank.compat import cache_folders
 
+        cache_folders.give_triton_a_cache()
         worker.prepare(CUDA)
         found = _train_rank(task)
     except BaseException as failure:

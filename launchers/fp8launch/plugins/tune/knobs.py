@@ -48,6 +48,9 @@ class Knob:
         return "numerics" not in self.touches
 
 
+# Read by nvte_multi_tensor_gemm (common/gemm/cublaslt_gemm.cu of Transformer Engine).
+CUTLASS_GROUPED_GEMM = "NVTE_USE_CUTLASS_GROUPED_GEMM"
+
 _OPTIONS = Callable[[ResolvedRun], Iterator[Option]]
 _KNOBS: dict[str, Knob] = {}
 
@@ -200,6 +203,15 @@ def _moe_router(run: ResolvedRun) -> Iterator[Option]:
     """Compute the router's top-k and auxiliary loss in fused kernels."""
     if run.uses_te and run.on("num_experts") and not run.on("moe_router_fusion"):
         yield Option("fused router", {"megatron.moe_router_fusion": True}, prior=1.01)
+
+
+@_knob("grouped-gemm", "speed")
+def _grouped_gemm(run: ResolvedRun) -> Iterator[Option]:
+    """Multiply all experts of a layer in one CUTLASS kernel on Hopper, in bf16, instead of one kernel per expert."""
+    bf16 = run.quantization is None
+    if run.uses_te and run.on("num_experts") and run.on("moe_grouped_gemm") and bf16 and run.gpu.capability == (9, 0):
+        on = run.env.get(CUTLASS_GROUPED_GEMM) == "1"
+        yield Option(_without("grouped GEMM by CUTLASS", on), {f"env.{CUTLASS_GROUPED_GEMM}": None if on else 1})
 
 
 @_knob("nan-check", "speed")

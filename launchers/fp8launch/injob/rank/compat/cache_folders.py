@@ -23,10 +23,12 @@ def private_folder() -> Path | None:
 
 
 def give_triton_a_cache() -> None:
-    """Point Triton to a writable folder if its own is not, unless the recipe names one.
+    """Point Triton to a writable folder if its own is not, unless the recipe names one, and have it store its choices.
 
-    Triton stores compiled kernels in ~/.triton, and fails at the first one that it cannot store.
+    Triton stores compiled kernels in ~/.triton, and fails at the first one that it cannot store. By default, each
+    process measures anew which variant of a kernel is fastest.
     """
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
     if "TRITON_CACHE_DIR" in os.environ:
         return
     home = os.environ.get("TRITON_HOME")

@@ -32,7 +32,6 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import probe, signals, worker
-from fp8launch.injob.rank.compat import cache_folders
 from fp8launch.injob.rank.training_loop import attempt, say
 from fp8launch.plugins.accelerate.injob.accelerate_evidence import (
     SHARDING,
@@ -159,7 +158,6 @@ def main() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:
         worker.check_gpu()
-        cache_folders.give_triton_a_cache()
     signals.tie_helpers_to_rank()
     signals.answer_with_stack()
     worker.announce()
