@@ -51,6 +51,35 @@ def test_comparisons_know_how_it_is_sharded(sharding: str) -> None:
     assert args.recorded["sharding"] == sharding
 
 
+RECOMPUTE = ("recompute_granularity=full", "recompute_method=uniform", "recompute_num_layers=1")
+NO_BALANCING = ("moe_router_load_balancing_type=none", "moe_aux_loss_coeff=null")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "words"),
+    [
+        ("llama3_2_3b", (), "--use-rope-scaling --rope-scaling-factor 32.0"),
+        ("qwen3_4b", RECOMPUTE, "--qk-layernorm --recompute-granularity full"),
+        ("qwen3_30b_a3b", NO_BALANCING, "--num-experts 128 --moe-ffn-hidden-size 768 --moe-router-topk 8"),
+    ],
+)
+def test_models_of_the_pack_train_on_one_gpu(
+    write: Callable[[str, str], str], model: str, settings: tuple[str, ...], words: str
+) -> None:
+    text = f"""\
+        extends: [models/{model}, precision/tensorwise, hardware/h100]
+        name: r
+        engine: accelerate
+        accelerate: {{sharding: fsdp2, fp8: torchao}}
+        batch: {{micro: 1, global: 16, sequence: 4096}}
+        train: {{iterations: 4, lr: 1.0e-4}}
+        resources: {{gpus_per_node: 1}}
+    """
+    args = prepare(write("r.yaml", dedent(text)), [f"model.{each}" for each in settings]).args
+    assert set(words.split()) <= set(args.argv)
+    assert "--untie-embeddings-and-output-weights" in args.argv or model != "qwen3_30b_a3b"
+
+
 def test_memory_and_speed_are_not_estimated() -> None:
     """Megatron's models of them would come with an accuracy that nobody has measured for Accelerate."""
     assert "memory  not estimated for this run" in summary(prepare(PEER))
@@ -84,6 +113,12 @@ def test_one_option_turns_it_to_bf16() -> None:
         (["accelerate.sharding=null"], "no-sharding", ["zero2"], 2),
         (["parallel.tp=2"], "not-in-accelerate", ["tensor_model_parallel_size is 2", "use 1"], ANSWER_IS_NO),
         (["megatron.num_experts=8"], "not-in-accelerate", ["num_experts is 8"], ANSWER_IS_NO),
+        (
+            ["model.recompute_granularity=full"],
+            "not-in-accelerate",
+            ["zero2", "accelerate.sharding=fsdp2"],
+            ANSWER_IS_NO,
+        ),
         (["model.normalization=LayerNorm"], "not-in-accelerate", ["LayerNorm", "use RMSNorm"], ANSWER_IS_NO),
         (["launch.tensor_stats=5"], "no-such-evidence", ["tensor statistics"], 2),
         (["launch.script=/m/train.py"], "key-of-other-engine", ["launch.script"], 2),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def stack() -> None:
         pytest.skip(f"the peers need {done.stdout.strip()}")
 
 
-def peer(log: Path, *more: str) -> None:
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM), *WORDS.split(), *more]
+def peer(log: Path, *more: str, words: Sequence[str] = tuple(WORDS.split())) -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM), *words, *more]
     environment = {**os.environ, "FP8LAUNCH_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     with log.open("w") as file:
-        done = subprocess.run([PYTHON, *words], stdout=file, stderr=file, check=False, env=environment, timeout=600)
+        done = subprocess.run([PYTHON, *command], stdout=file, stderr=file, check=False, env=environment, timeout=600)
     assert done.returncode == 0, log.read_text()[-3000:]
 
 
@@ -95,6 +96,27 @@ def test_fsdp2_gathers_in_fp8(tmp_path: Path) -> None:
     assert report.status == "ok" and report.fp8 is not None
     assert "13 of 15 weights are FP8 tensors" in str(report.fp8["findings"])
     assert "FSDP2 is in effect: each rank holds 53408 of 106816 elements" in str(report.fp8["findings"])
+
+
+def test_qwen3_with_experts_recomputes_its_layers(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", "--recompute-granularity", "full"]
+    words += ["--qk-layernorm", "--num-experts", "4", "--moe-ffn-hidden-size", "64", "--moe-router-topk", "2"]
+    peer(log, "--sharding", "fsdp2", *words)
+    report = parse_paths([log], gpu="h200", world_size=2)
+    assert (report.status, report.training.iteration_last) == ("ok", 4) and report.fp8 is not None
+    assert "7 of 12 linears ran in FP8" in str(report.fp8["findings"])
+    assert "4: grouped experts stay in bf16" in str(report.fp8["findings"])
+
+
+def test_tied_weights_and_scaled_rope_train(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = [word for word in WORDS.split() if not word.startswith("--untie")]
+    words += ["--use-rope-scaling", "--rope-scaling-factor", "32", "--sharding", "fsdp2"]
+    peer(log, words=words)
+    report = parse_paths([log], gpu="h200", world_size=2)
+    assert (report.status, report.training.iteration_last) == ("ok", 4)
+    assert '"parameters":90432' in log.read_text()  # 256 x 64 fewer than with two matrices
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from fp8launch.engines.megatron_lm.engine import MegatronLM
 from fp8launch.megatron.arguments import Argument
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.megatron.versions import DEFAULT
+from fp8launch.plugins.accelerate.section import Accelerate as Stated
 from fp8launch.plugins.accelerate.section import accelerate_of
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
@@ -27,7 +28,8 @@ READ = frozenset((
     "seq_length", "vocab_size", "untie_embeddings_and_output_weights", "rotary_base", "norm_epsilon",
     "init_method_std", "micro_batch_size", "global_batch_size", "train_iters", "lr", "weight_decay", "adam_beta1",
     "adam_beta2", "adam_eps", "clip_grad", "seed", "bf16", "fp8_format", "fp8_recipe", "fp8_param_gather",
-    "fp8_amax_history_len", "fp8_amax_compute_algo",
+    "fp8_amax_history_len", "fp8_amax_compute_algo", "use_rope_scaling", "rope_scaling_factor", "qk_layernorm",
+    "recompute_granularity", "num_experts", "moe_ffn_hidden_size", "moe_router_topk",
 ))  # fmt: skip
 # Flags with the value that describes what the program does anyway; None for any value.
 ALWAYS: Mapping[str, object] = {
@@ -40,6 +42,10 @@ ALWAYS: Mapping[str, object] = {
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
     "lr_decay_style": "constant",
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.0,
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
     "mock_data": True,
     "tokenizer_type": "NullTokenizer",
     "max_position_embeddings": None,
@@ -91,6 +97,7 @@ class Accelerate(MegatronLM):
         args = super().translate(loaded)
         stated = accelerate_of(loaded.recipe)
         foreign = [_not_read(flag, args) for flag, value in args.values.items() if not _is_done(flag, value)]
+        foreign += _bound_to_others(args, stated)
         if foreign:
             raise UserError(foreign, ANSWER_IS_NO)
         own = [Argument("sharding", ("--sharding", str(stated.sharding)))]
@@ -183,6 +190,20 @@ def _not_read(flag: str, args: EngineArguments) -> Problem:
     if flag in ALWAYS:
         fix = f"use {ALWAYS[flag]}, or remove it"
     return Problem("error", "not-in-accelerate", message, args.places.get(flag), fix)
+
+
+def _bound_to_others(args: EngineArguments, stated: Stated) -> Iterator[Problem]:
+    """Report flags that the program reads, but only together with other settings."""
+    if args.values.get("num_experts") and not args.values.get("qk_layernorm"):
+        message = (
+            f"num_experts is {args.values['num_experts']} without qk_layernorm; the program's only such model is Qwen3"
+        )
+        fix = "start from models/qwen3_30b_a3b, or compare with another engine"
+        yield Problem("error", "not-in-accelerate", message, args.places.get("num_experts"), fix)
+    if args.values.get("recompute_granularity") and stated.sharding != "fsdp2":
+        message = f"recompute_granularity is set, which the program does with fsdp2, not {stated.sharding}"
+        fix = "use accelerate.sharding=fsdp2, or remove it"
+        yield Problem("error", "not-in-accelerate", message, args.places.get("recompute_granularity"), fix)
 
 
 def _by_rows(args: EngineArguments) -> EngineArguments:

@@ -16,11 +16,39 @@ def switched(name: str) -> bool:
     return os.environ.get(name, "1") != "0"
 
 
+def model_family(args: argparse.Namespace) -> str:
+    """Return how transformers names the classes of the model."""
+    if args.num_experts:
+        return "Qwen3Moe"
+    if args.qk_layernorm:
+        return "Qwen3"
+    return "Llama"
+
+
+def rope(args: argparse.Namespace) -> dict[str, object]:
+    """Return the rotary embedding; Llama 3.1 scales its frequencies, with constants that Megatron has too."""
+    base = {"rope_type": "default", "rope_theta": args.rotary_base}
+    if not args.use_rope_scaling:
+        return base
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return {**base, "rope_type": "llama3", "factor": args.rope_scaling_factor, **bands}
+
+
 def model_for(args: argparse.Namespace, device: Any) -> Any:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    config = LlamaConfig(
+    family = model_family(args)
+    experts: dict[str, object] = {}
+    if args.num_experts:
+        experts = {
+            "num_experts": args.num_experts,
+            "num_experts_per_tok": args.moe_router_topk,
+            "moe_intermediate_size": args.moe_ffn_hidden_size or args.ffn_hidden_size,
+            "norm_topk_prob": True,
+            "experts_implementation": "grouped_mm",
+        }
+    config = getattr(transformers, f"{family}Config")(
         num_hidden_layers=args.num_layers,
         hidden_size=args.hidden_size,
         intermediate_size=args.ffn_hidden_size,
@@ -28,19 +56,20 @@ def model_for(args: argparse.Namespace, device: Any) -> Any:
         num_key_value_heads=args.num_query_groups or args.num_attention_heads,
         head_dim=args.kv_channels or args.hidden_size // args.num_attention_heads,
         max_position_embeddings=args.seq_length,
-        rope_parameters={"rope_type": "default", "rope_theta": args.rotary_base},
+        rope_parameters=rope(args),
         rms_norm_eps=args.norm_epsilon,
         initializer_range=args.init_method_std,
         vocab_size=args.vocab_size,
         tie_word_embeddings=not args.untie_embeddings_and_output_weights,
         attn_implementation="sdpa",
         use_cache=False,
+        **experts,
     )
     # Weights are created in fp32 and become the master weights, because Accelerate's upcast of bf16 weights fails with
     # torchao's FP8 (FSDP2: "expects uniform original parameter dtype"). They are created on the device, because a CPU
     # takes minutes for 8 billion.
     with device:
-        return LlamaForCausalLM._from_config(config, dtype=torch.float32)
+        return getattr(transformers, f"{family}ForCausalLM")._from_config(config, dtype=torch.float32)
 
 
 def zero_config(args: argparse.Namespace, micro_batches: int) -> dict[str, Any]:
@@ -101,7 +130,8 @@ def accelerator_for(args: argparse.Namespace, micro_batches: int, on_cpu: bool) 
             reshard_after_forward=switched("PEER_RESHARD"),
             cpu_ram_efficient_loading=False,  # torchao's weights cannot be loaded this way
             auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            transformer_cls_names_to_wrap=[f"{model_family(args)}DecoderLayer"],
+            activation_checkpointing=args.recompute_granularity is not None,
         )
     elif args.sharding in STAGES:
         options["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=zero_config(args, micro_batches))

@@ -1,12 +1,13 @@
 """One process of a training by Hugging Face Accelerate: `python accelerate_train.py -- MEGATRON-ARGUMENTS...`
 
-The peers: the Llama, batch and tokens of a recipe, trained by Accelerate with FSDP2, DDP or DeepSpeed's ZeRO, in bf16
-or in FP8 by torchao or Transformer Engine. Weights and tokens are random. Started like worker.py, with the same exit
-codes and environment. It prints iteration and memory lines as Megatron does, the FP8 modules, and how many elements of
-weights and optimizer states each rank holds (`fp8launch-sharding: {json}`), so that the same commands read it.
+The peers: the Llama or Qwen3, batch and tokens of a recipe, trained by Accelerate with FSDP2, DDP or DeepSpeed's ZeRO,
+in bf16 or in FP8 by torchao or Transformer Engine. Weights and tokens are random. Started like worker.py, with the same
+exit codes and environment. It prints iteration and memory lines as Megatron does, the FP8 modules, and how many
+elements of weights and optimizer states each rank holds (`fp8launch-sharding: {json}`), so that the same commands read
+it. Experts of Qwen3 run in grouped GEMMs, in bf16: neither library converts them.
 
 The setup follows Accelerate (examples/torch_native_parallelism/fsdp2_fp8.py and benchmarks/fp8 of 1.15): layers sharded
-and compiled one by one, master weights in fp32, compute in bf16, fused AdamW, no activation checkpointing.
+and compiled one by one, master weights in fp32, compute in bf16, fused AdamW.
 In addition, gradients are synchronized in the last micro batch only, and cuDNN's attention comes first. These variables
 revert that, to see what each change is worth:
 
@@ -60,6 +61,13 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-query-groups", type=int)
     parser.add_argument("--kv-channels", type=int)
     parser.add_argument("--rotary-base", type=float, default=10000.0)
+    parser.add_argument("--use-rope-scaling", action="store_true")
+    parser.add_argument("--rope-scaling-factor", type=float, default=8.0)
+    parser.add_argument("--qk-layernorm", action="store_true")
+    parser.add_argument("--recompute-granularity", choices=("full",))
+    parser.add_argument("--num-experts", type=int)
+    parser.add_argument("--moe-ffn-hidden-size", type=int)
+    parser.add_argument("--moe-router-topk", type=int, default=2)
     parser.add_argument("--norm-epsilon", type=float, default=1e-5)
     parser.add_argument("--init-method-std", type=float, default=0.02)
     parser.add_argument("--lr", type=float, default=3e-4)
