@@ -18,6 +18,8 @@ import train_jobs
 from support import wait_for
 from tiny_models import make_model, needs_bridge, needs_lm_eval
 
+from fp8launch.plugins.evaluate.injob import evaluate, tiny_task
+
 PATH = os.environ.get("PYTHONPATH", "")
 RECIPE = """\
 extends: tiny_cpu
@@ -83,6 +85,15 @@ def test_an_unknown_task_is_refused_before_the_model_loads(tmp_path: Path, call:
     done = call("evaluate", model, "--tasks", "arc_eazy", "--backend", "local", "--wait", expect=1)
     assert "lm-eval has no task arc_eazy; similar names: arc_easy" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@needs_lm_eval
+def test_the_files_of_lm_evals_own_tasks_are_not_read_without_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    assert evaluate.find_tasks([tiny_task.NAME], None).all_tasks == [tiny_task.NAME]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")

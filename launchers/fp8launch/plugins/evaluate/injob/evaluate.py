@@ -102,7 +102,10 @@ def find_tasks(wanted: Sequence[str], folder: Path | None) -> Any:
     if folder is not None:
         folders.append(str(folder))
     tasks: Any = importlib.import_module("lm_eval.tasks")
-    manager = tasks.TaskManager(include_path=folders)
+    # lm-eval takes several seconds to read the thousands of files of its own tasks. Groups may refer to them.
+    manager = tasks.TaskManager(include_path=folders, include_defaults=False)
+    if not set(wanted) <= set(manager.all_subtasks):
+        manager = tasks.TaskManager(include_path=folders)
     for name in wanted:
         if name not in manager.all_tasks and name != tiny_task.NAME:
             near = difflib.get_close_matches(name, manager.all_tasks, _NAMES_SHOWN)
