@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from order import SLURM, file_of, place
+from order import SLURM, place, unit
 
 from fp8launch import plugin_registry
 
@@ -35,6 +35,8 @@ OTHERS = ("FP8LAUNCH_RUNS", "FP8LAUNCH_HOME", "FP8LAUNCH_IMAGE", "XDG_STATE_HOME
 for name in [n for n in os.environ if n.startswith(OTHERS)]:
     del os.environ[name]
 
+# Most tests have an empty home. Each one would fetch Megatron again, and ask it again about the same recipes.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 # In a shell's background jobs SIGINT is ignored, and every command that a test starts would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -106,7 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         """`workqueue` has the files that are not yet assigned, in the order of the tests."""
 
         def _split_scope(self, nodeid: str) -> str:
-            return file_of(nodeid)
+            return unit(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
             has_cluster = node in list(self.nodes)[:CLUSTERS]
@@ -142,6 +144,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "FP8LAUNCH_RUNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("HF_HOME", str(folder / ".cache" / "huggingface"))
     return folder
 
 

@@ -7,9 +7,9 @@ SLURM = "tests/slurm/"
 # are idle. Slurm tests come first because only two workers can run them.
 LONG = (
     *(f"{SLURM}test_{name}.py" for name in (
-        "main_job", "nemo_run", "stages", "phases", "study", "charliecloud", "memory_limits", "grid_acceptance",
-        "cluster", "nothing_twice", "two_users", "health", "login_shells", "login_node", "site_checks",
-        "recycled_numbers",
+        "main_job", "study", "nemo_run", "phases", "slow_nodes", "nothing_twice", "login_node", "grid_acceptance",
+        "memory_limits", "stages", "two_users", "health", "cluster", "data_array", "recycled_numbers", "charliecloud",
+        "login_shells", "site_checks", "tune_on_slurm", "plain_sbatch", "tracking", "notifications",
     )),
     "tests/plugins/bridge/test_with_bridge.py",
     "tests/docs/test_commands.py",
@@ -35,11 +35,18 @@ LONG = (
     "tests/plugins/data/test_tiny_text.py",
     "tests/pack/test_pack_phases.py",
 )  # fmt: skip
+# Its tests share nothing, and take minutes each.
+DIVIDED = "tests/plugins/bridge/test_with_bridge.py"
 _PLACES = {file: number for number, file in enumerate(LONG)}
 
 
 def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
+
+
+def unit(nodeid: str) -> str:
+    """Return what one worker runs as a whole: the test's file, or the test alone."""
+    return nodeid if file_of(nodeid) == DIVIDED else file_of(nodeid)
 
 
 def place(nodeid: str) -> tuple[bool, int]:

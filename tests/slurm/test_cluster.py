@@ -90,7 +90,7 @@ def test_cancel(slurm: Cluster) -> None:
     assert finished(slurm, job)[-1].startswith(f"CANCELLED by {os.getuid()}|")
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_a_job_runs_on_through_the_death_of_both_daemons(slurm: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     job = slurm.run("sbatch", "--parsable", "--wrap", f"until [ -e {go} ]; do sleep 0.1; done").stdout.strip()
@@ -116,7 +116,7 @@ def test_a_container_has_its_own_root_and_our_python_on_two_nodes(slurm: Cluster
         assert sorted(slurm.run("srun", "-w", "node[1-2]", *argv).stdout.splitlines()) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_a_power_cut_is_noticed_and_the_node_comes_back(slurm: Cluster) -> None:
     # The batch script outlives its step, whose srun may notice first that a node is gone: the job would be FAILED.
     steps = "srun sleep 100; sleep 100"
@@ -131,7 +131,7 @@ def test_a_power_cut_is_noticed_and_the_node_comes_back(slurm: Cluster) -> None:
     assert slurm.run("srun", "-w", "node2", "echo", "back").stdout == "back\n"
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_a_higher_partition_takes_the_nodes_and_the_lower_job_is_requeued(slurm: Cluster) -> None:
     low = slurm.run("sbatch", "--parsable", "-p", "low", "-N4", "--exclusive", "--wrap", "sleep 100").stdout.strip()
     slurm.wait_state(low, "RUNNING")
@@ -139,24 +139,6 @@ def test_a_higher_partition_takes_the_nodes_and_the_lower_job_is_requeued(slurm:
     slurm.wait_state(high, "COMPLETED")
     slurm.wait_state(low, "RUNNING")
     assert slurm.history(low) == ["PREEMPTED", "RUNNING"]
-
-
-@pytest.mark.slow
-def test_torch_processes_on_two_nodes_find_each_other(slurm: Cluster, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    script = tmp_path / "allreduce.py"
-    script.write_text(
-        "import os, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo', rank=int(os.environ['SLURM_PROCID']), world_size=4)\n"
-        "total = torch.tensor([dist.get_rank() + 1.0])\n"
-        "dist.all_reduce(total)\n"
-        "print(os.environ['SLURMD_NODENAME'], int(total), flush=True)\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()\n"  # else a process may meet the end of its peers with threads at work
-    )
-    env = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    out = slurm.run("srun", "-w", "node[1-2]", "--ntasks-per-node=2", sys.executable, str(script), env=env).stdout
-    assert sorted(out.splitlines()) == ["node1 10", "node1 10", "node2 10", "node2 10"]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own namespaces", "shared namespaces"])

@@ -11,8 +11,7 @@ from cluster.processes import until
 from launching import ROOT, Site, sets
 from test_nemo_run import PYTHON, NemoSite, missing
 
-NODES, RATES, REPEATS = (1, 2), ("0.01", "0.02", "0.03"), 2
-POINTS = len(NODES) * len(RATES) * REPEATS
+NODES, RATES = (1, 2), ("0.01", "0.02", "0.03")
 
 
 @pytest.fixture(
@@ -21,23 +20,24 @@ POINTS = len(NODES) * len(RATES) * REPEATS
         pytest.param("nemo-run", marks=pytest.mark.needs_plugin("nemo_run")),
     ]
 )
-def backend(request: pytest.FixtureRequest, slurm: Cluster, tmp_path: Path) -> tuple[Site, list[str]]:
-    """The site, and what chooses the backend on it."""
+def backend(request: pytest.FixtureRequest, slurm: Cluster, tmp_path: Path) -> tuple[Site, list[str], int]:
+    """The site, what chooses the backend on it, and how often each point runs."""
     if request.param == "submitit":
-        return Site(slurm, tmp_path), ["--backend", "submitit"]
+        return Site(slurm, tmp_path), ["--backend", "submitit"], 2
     if reason := missing():
         pytest.skip(reason)
     site = NemoSite(slurm, tmp_path, PYTHON)
-    return site, ["--backend", "nemo-run", *site.profile()]
+    return site, ["--backend", "nemo-run", *site.profile()], 1
 
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
-    site, chosen = backend
+def test_two_by_three_with_repeats(backend: tuple[Site, list[str], int]) -> None:
+    site, chosen, repeats = backend
+    points = len(NODES) * len(RATES) * repeats
     sizes, rates = ",".join(map(str, NODES)), ",".join(RATES)
     command = [
-        "submit", "recipes/tiny_cpu.yaml", "--nodes", sizes, "--sweep", f"train.lr={rates}", "--repeat", str(REPEATS),
+        "submit", "recipes/tiny_cpu.yaml", "--nodes", sizes, "--sweep", f"train.lr={rates}", "--repeat", str(repeats),
         "--study", "grid", "--yes", *chosen, *sets("train.iterations=8", "resources.gpus_per_node=1"),
     ]  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
         first.kill()
         first.wait()
     # On a quick machine the launcher may have been done: then the second finds all that there is to submit.
-    assert len(known() - before) <= POINTS, log.read_text()
+    assert len(known() - before) <= points, log.read_text()
 
     # Half of a study can be looked at.
     site.run("compare", "grid")
@@ -65,9 +65,9 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
     assert done.returncode == 0, done.stderr
     ended = until(lambda: all(run["state"] == "completed" for run in site.json("runs", "grid")), 600, every=0.5)
     assert ended, site.json("runs", "grid")
-    assert len(known() - before) == POINTS
+    assert len(known() - before) == points
     runs = site.json("runs", "grid")
-    assert [(len(run["jobs"]), run["attempts"]) for run in runs] == [(1, 1)] * POINTS
+    assert [(len(run["jobs"]), run["attempts"]) for run in runs] == [(1, 1)] * points
 
     done = site.run("compare", "grid", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str]]) -> None:
     rows = {(row["variant"], row["nodes"]): row for row in found["rows"]}
     assert len(rows) == len(NODES) * len(RATES)
     for (variant, nodes), row in rows.items():
-        assert (row["status"], len(row["runs"])) == ("ok", REPEATS), (variant, nodes, row["status_text"])
+        assert (row["status"], len(row["runs"])) == ("ok", repeats), (variant, nodes, row["status_text"])
         assert row["tokens_per_s_per_gpu"]["median"] > 0
         # The recipe keeps its batch, and more nodes are all that differs.
         assert (row["scaling_efficiency"]["scaling"], row["scaling_efficiency"]["noted"]) == ("strong", [])

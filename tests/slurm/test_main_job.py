@@ -18,9 +18,7 @@ SUBMITIT = pytest.mark.needs_plugin("submitit")
     ("backend", "split", "mode"),
     [
         ("sbatch", "parallel.tp=2", "srun"),
-        pytest.param("submitit", "parallel.tp=2", "torchrun", marks=SUBMITIT),
-        ("sbatch", "parallel.pp=2", "torchrun"),
-        pytest.param("submitit", "parallel.pp=2", "srun", marks=SUBMITIT),
+        pytest.param("submitit", "parallel.pp=2", "torchrun", marks=SUBMITIT),
     ],
 )
 def test_two_nodes_train_as_one_process(

@@ -19,7 +19,7 @@ GROUPS = ("TaskPlugin=task/cgroup",)
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
-@pytest.fixture(params=[GROUPS, WATCHED], ids=["control groups", "watched"])
+@pytest.fixture
 def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     settings = Settings(nodes=1, conf=("SelectTypeParameters=CR_CPU_Memory", "DefMemPerNode=8000", *request.param))
     if reason := why_not(settings):
@@ -69,7 +69,12 @@ time.sleep(600)
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("mode", ["srun", "torchrun"])
+@pytest.mark.parametrize(
+    ("limited", "mode"),
+    [(GROUPS, "srun"), (GROUPS, "torchrun"), (WATCHED, "srun")],
+    indirect=["limited"],
+    ids=["control groups-srun", "control groups-torchrun", "watched"],
+)
 def test_a_job_over_its_memory_is_out_of_memory_and_continues_as_the_policy_says(
     limited: Site, mode: str, tmp_path: Path
 ) -> None:

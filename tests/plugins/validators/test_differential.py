@@ -101,7 +101,7 @@ def runs(draw: st.DrawFn) -> Set:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases=st.lists(runs(), min_size=60, max_size=60))
 def test_nothing_passes_that_megatron_refuses(cases: list[Set], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("runs")
