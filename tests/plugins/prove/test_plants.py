@@ -161,9 +161,15 @@ def prove(capsys: pytest.CaptureFixture[str], recipe: str, overrides: tuple[str,
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_error_is_found(
-    capsys: pytest.CaptureFixture[str], write: Callable[[str, str], str], megatron: Path, name: str
+    capsys: pytest.CaptureFixture[str],
+    write: Callable[[str, str], str],
+    megatron: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     plant = PLANTS[name]
+    # The trainings of the other checks are the same as without the error, or come after it was found.
+    monkeypatch.setattr(work, "small_run" if plant.check == "resume" else "resumed_run", lambda *_: None)
     file = megatron / plant.file
     text = file.read_text(encoding="utf-8")
     assert text.count(plant.right) >= 1
