@@ -41,7 +41,9 @@ def shell_env(tmp_path: Path) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FP8LAUNCH", "XDG"))}
     # Whatever Slurm this machine has is not for these runs.
     path = path_without_slurm(tmp_path / "no-slurm")
-    return {**env, "HOME": str(tmp_path), "PATH": f"{binaries}:{path}", "COLUMNS": "110"}
+    # Without its cache, each page would fetch Megatron again.
+    kept = {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}
+    return {**env, **kept, "HOME": str(tmp_path), "PATH": f"{binaries}:{path}", "COLUMNS": "110"}
 
 
 @pytest.mark.train
