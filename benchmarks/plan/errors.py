@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from bridge_runs import bridge_runs
 from calibrate import errors, stated, summary
 from measured_runs import measured_runs
 from older_runs import OlderRun, older_runs
@@ -31,6 +32,8 @@ from fp8launch.plugins.plan.step_time import UNCERTAINTY_SLOW_HOST, LayerTimes, 
 TABLE = Path(__file__).resolve().parent / "errors.md"
 KNOWN_RUNS = Path(known_runs_module.__file__).with_name("known_runs.csv")
 FITTED, HELD_OUT = "older, fitted", "older, held out"
+BRIDGE_SEEN, BRIDGE_HELD_OUT = "earlier Bridge, looked at", "earlier Bridge, held out"
+_HELD_OUT = (HELD_OUT, BRIDGE_HELD_OUT)
 # Bounds for the runs of each group: median and ninth decile of the absolute errors.
 BOUNDS = {
     "published": (0.06, 0.20),
@@ -38,6 +41,8 @@ BOUNDS = {
     "hybrid": (0.15, 0.25),
     FITTED: (0.06, 0.20),
     HELD_OUT: (0.08, 0.40),
+    BRIDGE_SEEN: (0.06, 0.20),
+    BRIDGE_HELD_OUT: (0.08, 0.35),
     "slow host": (0.10, UNCERTAINTY_SLOW_HOST),
 }
 HEAD = """# Tokens/s/GPU: published or measured, and as predicted
@@ -53,19 +58,23 @@ lines "as released" with the prediction for their own, if its factor is known.
 
 
 def main() -> int:
-    older = list(older_runs())
+    older: dict[str, list[OlderRun]] = {FITTED: [], HELD_OUT: [], BRIDGE_SEEN: [], BRIDGE_HELD_OUT: []}
+    for one in older_runs():
+        older[HELD_OUT if one.held_out else FITTED].append(one)
+    for one in bridge_runs():
+        older[BRIDGE_HELD_OUT if one.held_out else BRIDGE_SEEN].append(one)
     groups = {
         "published": [*published_runs(), *pack_runs()],
         "measured": list(measured_runs()),
         "hybrid": list(hybrid_runs()),
-        FITTED: [one.run for one in older if not one.held_out],
-        HELD_OUT: [one.run for one in older if one.held_out],
+        **{name: [one.run for one in results] for name, results in older.items()},
     }
     off = {name: errors(runs, stated()) for name, runs in groups.items()}
-    known = {name: _known(runs, off[name]) for name, runs in groups.items()}
+    numbers = Counter(_configuration(run) for runs in groups.values() for run in runs)
+    known = {name: _known(runs, off[name], numbers) for name, runs in groups.items()}
     groups["slow host"] = list(slow_host_runs())
     off["slow host"] = slow_host_errors(groups["slow host"])
-    text = HEAD + _summaries(groups, off) + _of_older(older, groups, off, known)
+    text = HEAD + _summaries(groups, off) + _of_older(older, off, known)
     for name, runs in groups.items():
         text += f"\n## {name.capitalize()}\n\n" + _rows(runs, off[name])
     data = text_of(run for runs in known.values() for run in runs)
@@ -90,13 +99,15 @@ def _step(run: Run) -> StepTime:
     return step
 
 
-def _known(runs: Sequence[Run], off: Sequence[float]) -> list[KnownRun]:
-    """Return what the plugin keeps of runs. Figures of one recipe in several containers share a weight of 1."""
-    names = [run.name.split(" (")[0] for run in runs]
-    numbers = Counter(names)
+def _configuration(run: Run) -> tuple[str, str]:
+    return run.name.split(" (")[0], layout(run)
+
+
+def _known(runs: Sequence[Run], off: Sequence[float], numbers: Counter[tuple[str, str]]) -> list[KnownRun]:
+    """Return what the plugin keeps of runs. Figures of one configuration in several containers share a weight of 1."""
     return [
-        KnownRun(_step(run).situation, error, 1 / numbers[name])
-        for run, error, name in zip(runs, off, names, strict=True)
+        KnownRun(_step(run).situation, error, 1 / numbers[_configuration(run)])
+        for run, error in zip(runs, off, strict=True)
     ]
 
 
@@ -118,32 +129,41 @@ def _as_released(one: OlderRun, error: float) -> float | None:
     return None
 
 
-def _of_older(
-    older: Sequence[OlderRun],
-    groups: dict[str, list[Run]],
-    off: dict[str, list[float]],
-    known: dict[str, list[KnownRun]],
-) -> str:
+def _of_older(older: dict[str, list[OlderRun]], off: dict[str, list[float]], known: dict[str, list[KnownRun]]) -> str:
     """Return the errors of older results by class, and how many are within the uncertainty that others state."""
     lines = []
-    others = [run for name, runs in known.items() if name != HELD_OUT for run in runs]
-    by_name = {one.run.name: one for one in older}
-    for name in (FITTED, HELD_OUT):
+    others = [run for name, runs in known.items() if name not in _HELD_OUT for run in runs]
+    all_held_out: dict[str, list[float]] = defaultdict(list)
+    for name, results in older.items():
         found: dict[str, list[float]] = defaultdict(list)
         within: dict[str, list[bool]] = defaultdict(list)
-        for run, error, one in zip(groups[name], off[name], known[name], strict=True):
-            found[_class_of(one)].append(error)
-            released = _as_released(by_name[run.name], error)
-            found[f"{_class_of(one)}, as released"].append(error if released is None else released)
-            rest = [other for other in others if other.situation.model != one.situation.model or name == HELD_OUT]
-            within[_class_of(one)].append(abs(error) <= uncertainty(one.situation, rest))
-        for words in sorted(found):
-            worst = max(map(abs, found[words]))
-            lines.append(f"{name}: {words:32s} {summary(found[words])}  worst {worst:.1%}")
+        for result, error, one in zip(results, off[name], known[name], strict=True):
+            words = _class_of(one)
+            released = _as_released(result, error)
+            found[words].append(error)
+            found[f"{words}, as released"].append(error if released is None else released)
+            if name in (BRIDGE_SEEN, BRIDGE_HELD_OUT) and not result.repeats:
+                found[f"{words}, other layouts"].append(error)
+            if name in _HELD_OUT:
+                all_held_out[words].append(error)
+                if not result.repeats:
+                    all_held_out[f"{words}, other layouts"].append(error)
+            rest = [other for other in others if other.situation.model != one.situation.model or name in _HELD_OUT]
+            within[words].append(abs(error) <= uncertainty(one.situation, rest))
+        lines += _of_classes(name, found)
         for words in sorted(within):
             share = f"{sum(within[words])} of {len(within[words])}"
             lines.append(f"{name}: {words:32s} {share} within the uncertainty that the other runs state")
+    lines += _of_classes("all held out", all_held_out)
     return "\n```\n" + "\n".join(lines) + "\n```\n"
+
+
+def _of_classes(name: str, found: dict[str, list[float]]) -> list[str]:
+    lines = []
+    for words in sorted(found):
+        worst = max(map(abs, found[words]))
+        lines.append(f"{name}: {words:32s} {summary(found[words])}  worst {worst:.1%}")
+    return lines
 
 
 def _within(off: Sequence[float], median: float, tenth: float) -> bool:
@@ -161,7 +181,7 @@ def _summaries(groups: dict[str, list[Run]], off: dict[str, list[float]]) -> str
                 found.setdefault(f"on {run.gpu}", []).append(error)
             elif name == "hybrid":
                 found.setdefault(run.family, []).append(error)
-            elif name in (FITTED, HELD_OUT):
+            elif name in (FITTED, HELD_OUT, BRIDGE_SEEN, BRIDGE_HELD_OUT):
                 continue  # by class, below
             elif name == "slow host":
                 found.setdefault(f"slow host, {run.family}", []).append(error)

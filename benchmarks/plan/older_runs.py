@@ -23,11 +23,15 @@ FILE = Path(__file__).resolve().parent / "older_runs.yaml"
 
 @dataclass(frozen=True)
 class OlderRun:
-    """A published result, with the release of its software and whether it is held out."""
+    """A published result, with the release of its software and whether it is held out.
+
+    `repeats` is whether a newer figure, which may have served to fit parameters, has the same layout.
+    """
 
     run: Run
     release: str
     held_out: bool
+    repeats: bool = False
 
 
 def older_runs() -> Iterator[OlderRun]:

@@ -59,7 +59,7 @@ def test_every_known_run_has_a_weight_and_a_plausible_error() -> None:
             ],
         ),
         (
-            Situation("b200", "dense", "delayed", "other", 8, 131072, 0.0),
+            Situation("b200", "dense", "delayed", "other", 8, 262144, 0.0),
             ["few measured runs are similar in model, GPU, precision and size"],
         ),
     ],

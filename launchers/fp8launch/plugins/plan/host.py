@@ -76,6 +76,9 @@ def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostT
         before += software.launch_routing * (1 - graphed(run.args, "moe_router", "moe_preprocess"))
         after = _experts(run, kind, quantized)
     before *= host.python
+    if run.on("overlap_moe_expert_parallel_comm"):
+        before *= software.launch_overlapped
+        after *= software.launch_overlapped
     forward = software.launch_forward * (before + after)
     backward = before + after - forward
     launched = software.launch_forward * after
@@ -117,5 +120,7 @@ def graphed(args: Arguments, *parts: str) -> float:
     if kind not in ("local", "transformer_engine") and not args.get("enable_cuda_graph"):
         return 0.0
     if not scopes:
-        return float("moe" not in parts)
+        # Whole layers, but experts only with rows of a fixed number (megatron/core/transformer/transformer_config.py).
+        padded = args.get("moe_expert_capacity_factor") and args.get("moe_pad_expert_input_to_capacity")
+        return float("moe" not in parts or bool(padded))
     return len(scopes.intersection(parts)) / len(parts)

@@ -40,6 +40,8 @@ class Host:
 # The slowest host measured: a virtual machine with two H100 and 32 cores (benchmarks/plan/host_bound.md).
 SLOW_X86 = Host(python=3.0, experts=1.1)
 GRACE = Host(python=1.3, experts=1.3)
+# Hosts of published results on H100, B200 and B300: Qwen3 30B-A3B on 16 H100.
+DGX = Host(python=0.85, experts=0.85)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,9 @@ class Software:
     parameters are gathered in FP8 or FP4: PyTorch dispatches every operation on such a weight in Python. Experts take
     `launch_routing` before the routing and `launch_dispatch` after it, and `launch_expert` for each local expert by its
     precision, because every expert's inputs are quantized by separate kernels. If all experts are local, no host waits
-    for another's tokens, and they take `launch_alone` of that time.
+    for another's tokens, and they take `launch_alone` of that time. `launch_overlapped` is the time of all launches
+    relative to these if expert communication is overlapped: Python launches a layer in parts, which wait for events of
+    two streams and run their own backward passes.
     """
 
     permutation: float = 5.0
@@ -138,6 +142,9 @@ class Software:
     launch_gathered: float = 0.25e-3
     launch_routing: float = 2.3e-3
     launch_dispatch: float = 3.0e-3
+    # Between Qwen3 30B-A3B in bf16 on 16 H100 (1.1; docs/training/moe-optimization.md of Megatron-Bridge) and Qwen3
+    # 235B-A22B on 256 B300 in NeMo 26.02, which also delays weight gradients (1.5).
+    launch_overlapped: float = 1.3
     # Six layers of Qwen3 30B-A3B on one GPU in bf16: benchmarks/h200, `2026-11-23-tuned-one`.
     launch_alone: float = 0.52
     launch_forward: float = 0.45
@@ -158,11 +165,10 @@ class Software:
 
 DEVICES: Mapping[str, Device] = {
     "a100": Device(2.04, Links(300, 25, 8), 1.0, host_link=32),
-    # The host: Qwen3 30B-A3B on 16 GPUs.
-    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=Host(0.85, 0.85)),
+    "h100": Device(3.35, Links(450, 50, 8), 1.09, host=DGX),
     "h200": Device(4.8, Links(450, 50, 8), 1.0),
-    "b200": Device(8.0, Links(900, 50, 8), 1.02),
-    "b300": Device(8.0, Links(900, 100, 8), 1.025),
+    "b200": Device(8.0, Links(900, 50, 8), 1.02, host=DGX),
+    "b300": Device(8.0, Links(900, 100, 8), 1.025, host=DGX),
     # Two GPUs share the 450 GB/s in each direction of their Grace's NVLink-C2C.
     "gb200": Device(8.0, Links(900, 50, 72), 1.0, host=GRACE, slow_host=GRACE, host_link=225),
     "gb300": Device(8.0, Links(900, 100, 72), 1.34, host=GRACE, slow_host=GRACE, host_link=225),
