@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import gpu
 from fp8launch.megatron.activations import offloaded_layers
 from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
-from fp8launch.plugins.plan.change import Target
+from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.divisions import divisions
+from fp8launch.plugins.plan.fitting import memory_of
 from fp8launch.plugins.plan.inputs import base_of, source_of, target_of
 from fp8launch.plugins.plan.pipelines import stage_layout
 from fp8launch.plugins.plan.plans import PlanRequest, accepted, own_layout, plan_layouts
@@ -127,7 +129,25 @@ def test_layouts_that_share_their_layers_are_predicted_as_if_alone() -> None:
         alone = step_time_at(args, target.gpus, target.global_batch, target.speeds)
         assert alone is not None
         searched = step_time_at(args, target.gpus, target.global_batch, target.speeds, shared)
-        assert searched == replace(alone, slow_host_ms=None)
+        assert searched == replace(alone, slow_host_ms=None, flops_per_token=None)
+
+
+def test_memory_grows_with_the_micro_batch_but_never_faster() -> None:
+    """The search relies on it: a division that does not fit says that other micro batches do not fit either."""
+    source = read_recipe(str(pack_folder("recipes") / "qwen3_30b_a3b_tensorwise_h100.yaml"))
+    asked = ["batch.global=32"]
+    base, target = base_of(source, asked, None), target_of(source, asked, asked, None)
+    totals: dict[frozenset[tuple[str, str]], dict[int, float]] = {}
+    for division in divisions(base.args, target):
+        change = base.then(division)
+        change = change.then((layer_recomputes(change.args) or module_recomputes(change.args) or [Change()])[-1])
+        memory = memory_of(change.args, target)
+        if memory is not None:
+            alike = frozenset(pair for pair in division.overrides.items() if pair[0] != "batch.micro")
+            totals.setdefault(alike, {})[change.args["micro_batch_size"]] = memory.total
+    pairs = [pair for found in totals.values() for pair in pairwise(sorted(found.items()))]
+    assert len(pairs) > 50
+    assert all(less <= more <= less * large / small for (small, less), (large, more) in pairs)
 
 
 OWN = [

@@ -16,7 +16,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from fp8launch.megatron.memory import MemoryEstimate
+from fp8launch.megatron.memory import MemoryEstimate, usable_bytes
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, whole
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.divisions import divisions
@@ -58,13 +58,18 @@ def search(
     layouts that differ only in virtual stages and memory savings, the best is kept; with `every_split`, the fastest
     of each split of the layers.
     """
-    finder = _Finder(target, of_families=not (by_memory or every_split))
     with _no_garbage_collection():
-        for base in bases:
-            if own:
-                finder.add_own(base)
-            finder.add_divisions(base)
-        finder.run(None if by_memory else top)
+        return _search(bases, target, top, by_memory, every_split, own)
+
+
+def _search(bases: Sequence[Change], target: Target, top: int, by_memory: bool, every_split: bool, own: bool) -> Search:
+    # Its own function, so that what the search reached is released before the collector would visit it.
+    finder = _Finder(target, of_families=not (by_memory or every_split))
+    for base in bases:
+        if own:
+            finder.add_own(base)
+        finder.add_divisions(base)
+    finder.run(None if by_memory else top)
     if by_memory:
         found = _smallest_of_families(finder.found.values())
     else:
@@ -162,6 +167,17 @@ class _Miss:
         return family_of(self.change)
 
 
+@dataclass(frozen=True)
+class _Unmeasured:
+    """A division whose memory was not estimated, because a smaller or larger micro batch shows that it does not fit.
+
+    It needs at least `least` bytes.
+    """
+
+    item: _Division
+    least: float
+
+
 _Queued: TypeAlias = _Splits | _Division | _Timed | _Layers
 
 
@@ -169,11 +185,15 @@ class _Finder:
     def __init__(self, target: Target, of_families: bool) -> None:
         self.found: dict[Hashable, Layout] = {}
         self._misses: list[_Miss] = []
+        self._unmeasured: list[_Unmeasured] = []
+        # Bytes by micro batch of divisions that do not fit, by everything but their micro batch.
+        self._too_large: dict[frozenset[tuple[str, str]], dict[int, float]] = {}
         self.legal = 0
         self._target = target
         self._of_families = of_families
         self._shared = LayerTimes()
         self._steps: dict[frozenset[tuple[str, str]], tuple[Arguments, StepTime | None]] = {}
+        self._memories: dict[frozenset[tuple[str, str]], tuple[Arguments, MemoryEstimate | None]] = {}
         self._queue: list[tuple[float, int, _Queued]] = []
         self._pushed = 0
 
@@ -239,7 +259,7 @@ class _Finder:
                 continue
             match item:
                 case _Timed():
-                    memory = memory_of(item.change.args, self._target)
+                    memory = self._memory(item.change)
                     if memory is not None and memory.fits(self._target.gpu):
                         self.found[item.key] = Layout(item.change, item.step, memory)
                 case _Splits():
@@ -261,15 +281,35 @@ class _Finder:
 
     def _can_fit(self, item: _Division) -> bool:
         """Whether a division fits with all memory savings. If not, it is recorded as a miss."""
-        smallest = _deepest(item).then(self._types(item)[-1])
-        memory = memory_of(smallest.args, self._target)
-        if memory is None or memory.fits(self._target.gpu):
-            return memory is not None
-        self._misses.append(_Miss(smallest, memory))
+        micro = whole(item.change.args, "micro_batch_size") or 1
+        alike = frozenset(pair for pair in item.change.overrides.items() if pair[0] != "batch.micro")
+        others = self._too_large.setdefault(alike, {})
+        # Activations grow with the micro batch at most in proportion, and the rest does not depend on it.
+        least = max((total * min(micro / other, 1) for other, total in others.items()), default=0.0)
+        if least > usable_bytes(self._target.gpu):
+            self._unmeasured.append(_Unmeasured(item, least))
+            return False
+        miss = self._smallest(item)
+        if miss is None or miss.memory.fits(self._target.gpu):
+            return miss is not None
+        others[micro] = miss.memory.total
+        self._misses.append(miss)
         return False
+
+    def _smallest(self, item: _Division) -> _Miss | None:
+        """Return a division with all memory savings."""
+        smallest = _deepest(item).then(self._types(item)[-1])
+        memory = self._memory(smallest)
+        return None if memory is None else _Miss(smallest, memory)
 
     def nearest_misses(self, known: Collection[Hashable]) -> list[Layout]:
         """Return the divisions that need the least memory of those that do not fit, without `known` families."""
+        totals = [miss.memory.total for miss in _smallest_of_families(self._misses) if miss.family not in known]
+        beyond = sorted(totals)[MISSES - 1] if len(totals) >= MISSES else math.inf
+        for one in self._unmeasured:
+            miss = self._smallest(one.item) if one.least <= beyond else None
+            if miss is not None:
+                self._misses.append(miss)
         nearest: list[Layout] = []
         for miss in _smallest_of_families(self._misses):
             step = self._step(miss.change) if miss.family not in known and len(nearest) < MISSES else None
@@ -299,11 +339,16 @@ class _Finder:
 
     def _fewest(self, item: _Layers) -> Change:
         """Return the layout that fits with the fewest recomputed or offloaded layers, by bisection."""
-        changes = list(map(item.change.then, item.recomputes))
-        return changes[bisect.bisect_left(changes, True, hi=len(changes) - 1, key=self._fits)]
+        number = bisect.bisect_left(
+            item.recomputes,
+            True,
+            hi=len(item.recomputes) - 1,
+            key=lambda recompute: self._fits(item.change.then(recompute)),
+        )
+        return item.change.then(item.recomputes[number])
 
     def _fits(self, change: Change) -> bool:
-        memory = memory_of(change.args, self._target)
+        memory = self._memory(change)
         return memory is not None and memory.fits(self._target.gpu)
 
     def _key(self, change: Change) -> Hashable:
@@ -332,8 +377,17 @@ class _Finder:
         self._push(step.ms, _Timed(key, change, step))
         return step.ms
 
+    def _memory(self, change: Change) -> MemoryEstimate | None:
+        """Estimate the memory of a layout. The search reaches many layouts in several ways."""
+        settings = frozenset(change.overrides.items())
+        args, memory = self._memories.get(settings, (None, None))
+        if args != change.args:
+            memory = memory_of(change.args, self._target)
+            self._memories[settings] = change.args, memory
+        return memory
+
     def _step(self, change: Change) -> StepTime | None:
-        """Predict the step of a layout. The search reaches many layouts in several ways."""
+        """Predict the step of a layout."""
         target, settings = self._target, frozenset(change.overrides.items())
         args, step = self._steps.get(settings, (None, None))
         if args != change.args:

@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
@@ -61,7 +63,8 @@ class StepTime:
 
     `terms` add up to `ms`. `situation` decides the uncertainty, which is at least `least_uncertainty`. `slow_host_ms`
     is the same step on the slowest host measured, `first_ms` with the router of the first iterations, and `unfused_ms`
-    with software that cannot fuse latent attention on Blackwell. They are None in a search, which ranks by `ms` alone.
+    with software that cannot fuse latent attention on Blackwell. In a search, which ranks by `ms` alone, these and
+    `flops_per_token` are None.
     `first_ms` is also None if the router is balanced by force, and `unfused_ms` if any software fuses the attention.
     """
 
@@ -133,7 +136,8 @@ def step_time_at(
 ) -> StepTime | None:
     """Predict the step of a run at given speeds.
 
-    A search passes `shared` to reuse the times of layers. The step then has neither notes nor a time on a slow host.
+    A search passes `shared` to reuse the times of layers. The step then has neither notes, FLOPs nor a time on a slow
+    host.
     """
     staged = _staged(args, world, known, shared)
     if staged is None:
@@ -173,7 +177,7 @@ def step_time_at(
     if offloaded_layers(args) and known.device.host_link < FAST_HOST_LINK:
         least = UNCERTAINTY_OFFLOADED
     situation = _situation(run, world, terms)
-    flops = flops_of(model, args)
+    flops = flops_of(model, args) if shared is None else None
     return StepTime(ordered, tokens, world, flops, situation, least, slow_host_ms, first_ms, unfused_ms)
 
 
@@ -216,10 +220,17 @@ def least_pipeline_ms(
     return 1000 * (1 + share * doublings) * microbatches(run.args, run.split, global_batch) * busy
 
 
-def _staged(
-    args: Arguments, world: int, known: Speeds, shared: LayerTimes | None
-) -> tuple[Workload, Sequence[Sequence[Chunk]], list[Seconds]] | None:
+def _staged(args: Arguments, world: int, known: Speeds, shared: LayerTimes | None) -> Staged | None:
     """Return the workload, the chunks of each pipeline stage, and the stages' seconds for a micro batch."""
+    if shared is None:
+        shared = LayerTimes()
+    # A search predicts a division's step and then asks for its stages.
+    if shared.latest is None or shared.latest[0] is not args or shared.latest[1:3] != (world, known):
+        shared.latest = args, world, known, _divided(args, world, known, shared)
+    return shared.latest[3]
+
+
+def _divided(args: Arguments, world: int, known: Speeds, shared: LayerTimes) -> Staged | None:
     args = dict(args)
     divided = divided_model(args, world)
     if divided is None:
@@ -230,16 +241,22 @@ def _staged(
     if formats.dtype == FP32:
         return None
     run = Workload(args, model, split, formats, known)
-    if shared is None:
-        shared = LayerTimes()
     return run, pipeline, _stages(run, pipeline, shared.of(run))
 
 
+# The workload of a run, the chunks of each pipeline stage, and the stages' seconds for a micro batch.
+Staged: TypeAlias = "tuple[Workload, Sequence[Sequence[Chunk]], list[Seconds]]"
+
+
 class LayerTimes:
-    """Times of layers, which layouts share if they differ only in their pipeline."""
+    """Times of layers, which layouts share if they differ only in their pipeline.
+
+    `latest` has the arguments that were divided last, with the number of GPUs, their speeds and the result.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[Arguments, dict[LayerKind, LayerTime]]] = {}
+        self.latest: tuple[Arguments, int, Speeds, Staged | None] | None = None
 
     def of(self, run: Workload) -> dict[LayerKind, LayerTime]:
         """Return the times of the layers of `run`."""
@@ -247,7 +264,8 @@ class LayerTimes:
         for name in _OF_PIPELINE:
             args.pop(name, None)
         savings = [str(args.pop(name, None)) for name in _OF_SAVINGS]
-        alike = replace(run.split, pp=1, vp=1, data=1, expert_data=1), run.micro_batch, *savings
+        split = run.split
+        alike = split.tp, split.cp, split.ep, split.etp, split.sequence_parallel, run.micro_batch, *savings
         known = self._known.get(alike)
         if known is None or known[0] != args:
             known = self._known[alike] = args, _layer_times(run)
@@ -295,18 +313,28 @@ def _layer_times(run: Workload) -> dict[LayerKind, LayerTime]:
 def _stages(run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[LayerKind, LayerTime]) -> list[Seconds]:
     """Return the seconds of a micro batch on every pipeline rank. Equal stages are computed once."""
     decoder, mtp = decoder_kinds(run.model, run.precision), mtp_kinds(run.model, run.precision)
-    different: dict[object, Seconds] = {}
-    found = []
-    for chunks in pipeline:
-        kinds, ends = [], []
-        for chunk in chunks:
-            kinds.append((*map(decoder.__getitem__, chunk.layers), *mtp * chunk.mtp))
-            ends.append((chunk.mtp, chunk.embedding, chunk.output))
-        content = tuple(kinds), tuple(ends)
-        if content not in different:
-            different[content] = _stage(run, chunks, kinds, layers)
-        found.append(different[content])
-    return found
+    ranks, different = _contents(tuple(pipeline), decoder, mtp)
+    times = [_stage(run, pipeline[rank], kinds, layers) for rank, kinds in different]
+    return [times[number] for number in ranks]
+
+
+# A search divides different models over the same few pipelines thousands of times.
+@functools.lru_cache(maxsize=512)
+def _contents(
+    pipeline: tuple[tuple[Chunk, ...], ...], decoder: tuple[LayerKind, ...], mtp: tuple[LayerKind, ...]
+) -> tuple[list[int], list[tuple[int, list[tuple[LayerKind, ...]]]]]:
+    """Return the number of each rank's content, and of each content its first rank and the kinds of its chunks."""
+    numbers: dict[object, int] = {}
+    ranks: list[int] = []
+    different: list[tuple[int, list[tuple[LayerKind, ...]]]] = []
+    for rank, chunks in enumerate(pipeline):
+        kinds = [(*map(decoder.__getitem__, chunk.layers), *mtp * chunk.mtp) for chunk in chunks]
+        content = tuple(kinds), tuple((chunk.mtp, chunk.embedding, chunk.output) for chunk in chunks)
+        if content not in numbers:
+            numbers[content] = len(different)
+            different.append((rank, kinds))
+        ranks.append(numbers[content])
+    return ranks, different
 
 
 def _stage(
@@ -322,7 +350,9 @@ def _stage(
     repeated: Counter[LayerKind] = Counter()
     for chunk, kinds in zip(chunks, kinds_of_chunks, strict=True):
         held.update(kinds)
-        repeated.update(kinds[: recomputed_layers(run.args, len(kinds))])
+        again = recomputed_layers(run.args, len(kinds))
+        if again:
+            repeated.update(kinds[:again])
         if chunk.output:
             _add_head(run, total, 1 + chunk.mtp)
         if chunk.mtp:
