@@ -43,6 +43,7 @@ HELD = {
     "software.launch_gathered",
     "software.launch_dispatch",
     "software.launch_forward",
+    "software.launch_overlapped",
     "software.ring",
     "software.scan",
     "software.independent_tokens",

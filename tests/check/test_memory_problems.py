@@ -75,6 +75,8 @@ def test_estimate_and_check_share_the_limit(recipe: str, capsys: pytest.CaptureF
         found = json.loads(output(capsys, recipe, "--json", *(part for word in words for part in ("--set", word))))
         memory = found["memory"]
         assert memory["fits"] == (memory["total_mib"] <= memory["limit_mib"]) == (not told(recipe, *words)[1])
+    too_large = output(capsys, recipe, "--set", "precision.recipe=delayed", "--set", "batch.micro=2")
+    assert "above the limit of 94%" in too_large and "above the limit" not in output(capsys, recipe)
     small = json.loads(output(capsys, recipe, "--json"))["memory"]
     assert small["fits"] and small["limit_mib"] == pytest.approx(0.94 * small["device_mib"], abs=1)
 

@@ -28,7 +28,7 @@ from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.cost import Cost
-from fp8launch.megatron.memory import MIB, MemoryEstimate
+from fp8launch.megatron.memory import LIMIT, MIB, MemoryEstimate
 from fp8launch.megatron.model_arithmetic import why_not_counted
 from fp8launch.megatron.parameters import Parameters
 from fp8launch.rundir.names import recipe_named
@@ -137,6 +137,8 @@ def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:
     rows.append(("PyTorch's max allocated", _gib(memory.peak), _bar(memory.peak, device), "", "all but the reserves"))
     certainty = f"± {memory.uncertainty:.0%}" if run.gpu.measured else "never measured"
     share = f"{memory.total / device:.0%} of {_gib(device)} GiB, {certainty}"
+    if not memory.fits(run.gpu):
+        share += f", above the limit of {LIMIT:.0%}"
     rows.append(("total", _gib(memory.total), _bar(memory.total, device), "", share))
     title = f"memory of one {run.gpu.name}"
     if memory.stages > 1:

@@ -36,6 +36,11 @@ def test_a_run_like_the_measured_ones_is_more_certain_than_any_other() -> None:
     assert all(uncertainty(other) > here for other in others)
 
 
+def test_a_gpu_whose_generation_was_never_measured_is_as_uncertain_as_an_unknown_run() -> None:
+    a100, h100 = (uncertainty(Situation(name, "dense", "bf16", "4096 x 32", 8, 8192, 0.0)) for name in ("a100", "h100"))
+    assert a100 == 0.3 > 2 * h100
+
+
 def test_every_known_run_has_a_weight_and_a_plausible_error() -> None:
     runs = known_runs()
     assert len(runs) > 200

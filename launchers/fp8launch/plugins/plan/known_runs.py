@@ -77,10 +77,12 @@ def known_runs() -> tuple[KnownRun, ...]:
 
 def uncertainty(situation: Situation, runs: Sequence[KnownRun] | None = None) -> float:
     """Return the relative error of the step time that eight in ten similar runs do not exceed."""
-    if not gpu(situation.gpu).measured:
+    known = known_runs() if runs is None else runs
+    own = gpu(situation.gpu)
+    if not own.measured or all(gpu(run.situation.gpu).capability[0] != own.capability[0] for run in known):
         return _UNKNOWN_ERROR  # no run is similar
     weighted = [(_UNKNOWN_ERROR, _UNKNOWN_WEIGHT)]
-    for run in known_runs() if runs is None else runs:
+    for run in known:
         weighted.append((abs(run.error), _weight(situation, run)))
     weighted.sort()
     left = COVERED * sum(weight for _, weight in weighted)
