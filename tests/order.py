@@ -48,8 +48,12 @@ LONG = (
     "tests/injob/test_data.py",
     "tests/pack/test_pack_phases.py",
 )  # fmt: skip
-# Its tests share nothing, and take minutes each.
-DIVIDED = "tests/plugins/bridge/test_with_bridge.py"
+# Their tests share no fixture, and together take minutes.
+DIVIDED = (
+    "tests/plugins/bridge/test_with_bridge.py",
+    "tests/docs/test_commands.py",
+    "tests/plugins/prove/test_plants.py",
+)
 _PLACES = {file: number for number, file in enumerate(LONG)}
 
 
@@ -58,8 +62,8 @@ def file_of(nodeid: str) -> str:
 
 
 def unit(nodeid: str) -> str:
-    """Return what one worker runs as a whole: the test's file, or the test alone."""
-    return nodeid if file_of(nodeid) == DIVIDED else file_of(nodeid)
+    """Return the group of tests that one worker runs: a file, or a single test of a file in DIVIDED."""
+    return nodeid if file_of(nodeid) in DIVIDED else file_of(nodeid)
 
 
 def place(nodeid: str) -> tuple[bool, int]:
