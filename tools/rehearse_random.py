@@ -26,10 +26,10 @@ from typing import Any
 
 import yaml
 
-from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.estimate.fit import run_estimate
 from random_recipes import drawn
 from rehearsal_runs import PREPARING, checked, close_servers, imports, one
 

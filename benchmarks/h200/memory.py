@@ -20,7 +20,7 @@ from pathlib import Path
 from fp8launch.hardware.gpus import gpu
 from fp8launch.logs import read_log
 from fp8launch.logs.open_log import log_name
-from fp8launch.megatron.memory import MIB, estimate
+from fp8launch.plugins.estimate.memory import MIB, estimate
 from fp8launch.report.throughput import parse_paths
 
 HERE = Path(__file__).resolve().parent

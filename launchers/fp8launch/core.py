@@ -14,7 +14,6 @@ _GROUPS = {
     "Prepare": {
         "recipes": "list the recipes of the pack, or explain one",
         "check": "find what would stop or spoil a run before you submit it",
-        "estimate": "estimate parameters, memory per GPU, step time and GPU-hours",
         "render": "print what would run: arguments, batch script, resolved recipe",
     },
     "Run": {

@@ -34,6 +34,7 @@ SELECTION = "FP8LAUNCH_PLUGINS"
 _CORE = "fp8launch.core:PLUGIN"
 _BUILT_IN = (
     "diff",
+    "estimate",
     "importer",
     "forks",
     "bridge",
@@ -96,8 +97,11 @@ class Plugin:
                      request them
     validators       functions of the type `fp8launch.check.validation.Validator`, by the names that engines give in
                      their `EngineDescription.validators`
-    estimates        functions of the type `fp8launch.check.estimate.Estimator`, by the JSON field that they fill
-    run_costs        functions of the type `fp8launch.check.estimate.RunCost`, by the JSON field that they fill
+    memory_models    a `fp8launch.check.memory.MemoryModel`, by the name of the layer of `check` that it runs: memory
+    estimates        functions of the type `fp8launch.plugins.estimate.estimates.Estimator`, by the JSON field that they
+                     fill
+    run_costs        functions of the type `fp8launch.plugins.estimate.estimates.RunCost`, by the JSON field that they
+                     fill
     verifications    functions of the type `fp8launch.report.verify.Verifier`, by the JSON field that they fill
     report_fields    functions that take the logs of a run, oldest first, and return a
                      `fp8launch.report.run_report.ReportField` or None, by the field of `parse --json`
@@ -132,6 +136,7 @@ class Plugin:
     precisions: Mapping[str, Target] = field(default_factory=dict)
     check_layers: Mapping[str, Target] = field(default_factory=dict)
     validators: Mapping[str, Target] = field(default_factory=dict)
+    memory_models: Mapping[str, Target] = field(default_factory=dict)
     estimates: Mapping[str, Target] = field(default_factory=dict)
     run_costs: Mapping[str, Target] = field(default_factory=dict)
     verifications: Mapping[str, Target] = field(default_factory=dict)

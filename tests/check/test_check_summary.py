@@ -15,6 +15,7 @@ def no_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_four_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "llama8b_fp8", "--set", "container.image=null", "--nodes", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()[-4:]

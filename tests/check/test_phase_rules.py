@@ -30,6 +30,7 @@ RESHARDABLE = "megatron.dist_ckpt_optim_fully_reshardable=true"
 OVERLAP = "megatron.overlap_grad_reduce=true"
 EXPERTS = ("megatron.num_experts=4", "megatron.moe_token_dispatcher_type=alltoall", "megatron.moe_router_topk=2")
 NEVER = "no such message"
+Run = Callable[..., str]
 
 
 def found(*changes: str, recipe: str = "tiny_cpu") -> CheckResult:
@@ -179,6 +180,7 @@ def test_each_phase_is_checked_by_itself() -> None:
     assert one.message.startswith("phase then: ")
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_memory_is_that_of_the_fullest_phase() -> None:
     problems = found("phases.then.batch.micro=16", recipe="llama8b_bf16").problems
     (one,) = [p for p in problems if p.code == "does-not-fit"]
@@ -192,22 +194,32 @@ def test_a_warning_about_a_border_can_be_silenced() -> None:
     assert {p.code for p in found("silence={phase-model: why}").problems} == {"cannot-silence"}
 
 
-def test_the_commands_know_phases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run a command on a recipe with two phases; its stdout."""
     file = tmp_path / "two.yaml"
     file.write_text(
         "extends: [llama8b_fp8]\nname: two\ncheckpoint: {dir: ckpt, interval: 100}\n"
         "phases: {first: {iterations: 20, precision: {recipe: bf16}}, then: {}}\n"
     )
 
-    def run(*words: str) -> str:
+    def call(*words: str) -> str:
         assert command([words[0], str(file), *words[1:]]) == 0
         return capsys.readouterr().out
 
+    return call
+
+
+def test_render_knows_phases(run: Run) -> None:
     lists = json.loads(run("render", "--json"))
     assert list(lists) == ["first", "then"]
     assert json.loads(run("render", "--json", "--phase", "then")) == lists["then"]
     text = run("render")
     assert "# phase first: iterations 1-20" in text and "# phase then: iterations 21-50" in text
+
+
+@pytest.mark.needs_plugin("estimate")
+def test_estimate_knows_phases(run: Run) -> None:
     estimate = json.loads(run("estimate", "--json"))
     assert [(p["name"], p["steps"]) for p in estimate["phases"]] == [("first", 20), ("then", 30)]
     assert estimate["steps"] == 50

@@ -64,7 +64,7 @@ def test_every_command_answers_wrong_usage_in_json(ask: Ask, words: tuple[str, .
     [
         ("submit none.yaml", "recipe-not-found"),
         ("submit tiny_cpu --dry-run --set resources.nodes=two", "bad-value"),
-        ("estimate none.yaml", "recipe-not-found"),
+        pytest.param("estimate none.yaml", "recipe-not-found", marks=pytest.mark.needs_plugin("estimate")),
         pytest.param("diff tiny_cpu none.yaml", "recipe-not-found", marks=pytest.mark.needs_plugin("diff")),
         ("render none.yaml", "recipe-not-found"),
         pytest.param(
@@ -95,8 +95,8 @@ def test_what_ends_a_command_is_said_in_json(
         raise raised
 
     monkeypatch.delenv("FP8LAUNCH_TRACEBACK", raising=False)
-    monkeypatch.setattr("fp8launch.cli.estimate.prepare", fail)
-    assert refused(ask("estimate", "tiny_cpu", "--json", expect=status))["code"] == code
+    monkeypatch.setattr("fp8launch.cli.recipes.prepare", fail)
+    assert refused(ask("recipes", "tiny_cpu", "--json", expect=status))["code"] == code
 
 
 @pytest.mark.parametrize(("form", "key", "begin"), [("sbatch", "script", "#!/bin/bash"), ("yaml", "yaml", "name: ")])

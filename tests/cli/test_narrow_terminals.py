@@ -130,6 +130,7 @@ def test_a_terminal_without_colours_gets_none(monkeypatch: pytest.MonkeyPatch) -
     assert styled("error", fg="red").startswith("\x1b[")
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_signs_that_an_encoding_lacks_have_others_in_their_place(home: Path) -> None:
     command = [sys.executable, "-m", "fp8launch", "estimate", "llama8b_fp8"]
     done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)

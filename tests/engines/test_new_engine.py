@@ -86,6 +86,7 @@ def test_render_shows_its_own_arguments_and_program(recipe: str, ask: Ask) -> No
     assert "--steps 12" in script
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_estimate_counts_no_model(recipe: str, ask: Ask) -> None:
     found = ask("estimate", recipe, "--json")
     assert found["parameters"] is None and found["memory"] is None

@@ -164,7 +164,10 @@ def test_a_resolved_recipe_is_the_same_recipe(box: Sandbox, data: st.DataObject)
 
 @pytest.mark.parametrize(
     "verb",
-    [pytest.param(verb, marks=[pytest.mark.needs_plugin("diff")] if verb[0] == "diff" else []) for verb in VERBS],
+    [
+        pytest.param(verb, marks=[pytest.mark.needs_plugin(verb[0])] if verb[0] in ("diff", "estimate") else [])
+        for verb in VERBS
+    ],
 )
 def test_the_recipes_themselves(box: Sandbox, verb: tuple[str, ...]) -> None:
     """What is mutated does work."""

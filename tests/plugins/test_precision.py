@@ -24,7 +24,7 @@ SCALED = QuantizationRecipe(
 """
 PROGRAM = """
 import json, sys
-from fp8launch.check.memory import run_estimate
+from fp8launch.plugins.estimate.fit import run_estimate
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.check.rule import all_rules
 from fp8launch.job.prepared import prepare

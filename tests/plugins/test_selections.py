@@ -51,7 +51,8 @@ def test_tests_of_the_core_pass_without_plugins(home: Path) -> None:
     The whole of it is `FP8LAUNCH_PLUGINS= pytest tests --ignore tests/plugins`.
     """
     files = (
-        "check/test_memory_problems.py",
+        "check/test_check_summary.py",
+        "check/test_phase_rules.py",
         "cli/test_json_output.py",
         "engines/test_new_engine.py",
         "job/test_phase_scripts.py",
@@ -125,7 +126,7 @@ def test_recipes_of_an_absent_plugin_are_refused_with_its_name(home: Path, words
 
 
 def test_without_the_planner_an_estimate_says_why_it_predicts_nothing(run: Run) -> None:
-    found = json.loads(run("", "estimate", "llama8b_fp8", "--json"))
+    found = json.loads(run("estimate", "estimate", "llama8b_fp8", "--json"))
     assert found["predicted"] is None and found["terms"] is None
     assert found["predicted_reason"] == "the plugin plan is not active"
     assert found["memory"]["total_mib"] > 0
@@ -133,7 +134,17 @@ def test_without_the_planner_an_estimate_says_why_it_predicts_nothing(run: Run) 
     assert with_planner["predicted"]["step_time_ms"] > 0 and with_planner["predicted_reason"] is None
 
 
-@pytest.mark.parametrize("command", [["plan", "llama3_8b"], ["tune", "tiny_cpu"]])
+def test_without_a_memory_model_the_check_says_that_its_layer_did_not_run(run: Run) -> None:
+    crowded = ("check", "llama8b_fp8", "--set", "batch.micro=16", "--set", "container.image=null", "--json")
+    found = json.loads(run("", *crowded))
+    assert found["layers"]["memory"] == "not run: the plugin estimate is not active"
+    assert "does-not-fit" not in {problem["code"] for problem in found["problems"]}
+    found = json.loads(run("estimate", *crowded, expect=1))
+    assert found["layers"]["memory"] == "ran"
+    assert "does-not-fit" in {problem["code"] for problem in found["problems"]}
+
+
+@pytest.mark.parametrize("command", [["estimate", "tiny_cpu"], ["plan", "llama3_8b"], ["tune", "tiny_cpu"]])
 def test_a_command_of_an_absent_plugin_names_it(home: Path, command: list[str]) -> None:
     env = {**os.environ, "FP8LAUNCH_PLUGINS": ""}
     done = subprocess.run(

@@ -59,11 +59,17 @@ def test_where_a_recipe_belongs_a_run_stands_for_its_own(
     site: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     name = name.format(root=site)
-    for verb in ("check", "estimate", "render", "recipes"):
+    for verb in ("check", "render", "recipes"):
         found = as_json(capsys, verb, name)
         assert "0.02" in json.dumps(found) if verb in ("render", "recipes") else found, verb
     assert run(["submit", name, "--backend", "local", "--dry-run"]) == 0
     assert "lr 0.02" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", [FIRST, f"{{root}}/{FIRST}", f"{{root}}/{FIRST}/recipe.yaml"])
+@pytest.mark.needs_plugin("estimate")
+def test_a_run_stands_for_its_recipe_in_estimate(site: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert as_json(capsys, "estimate", name.format(root=site))["tokens"] > 0
 
 
 @pytest.mark.parametrize("name", [FIRST, f"{{root}}/{FIRST}", f"{{root}}/{FIRST}/recipe.yaml"])

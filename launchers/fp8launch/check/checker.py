@@ -182,8 +182,8 @@ def _look(
                 fired.append(rule)
             problems += said
         problems += part.prepared.engine.warnings(part.prepared.loaded)
-    if "memory" in layers:
-        problems += memory.problems(part.run)
+    if "memory" in layers and (model := memory.memory_model()):
+        problems += model.problems(part.run)
     if "machine" in layers:
         problems += login_node.file_problems(part.prepared, site, environment, runtime)
     return _Findings(tuple(problems), tuple(fired))
@@ -214,6 +214,8 @@ def _part_result(
     for name in (*layers, "schema"):
         states[name] = "ran"
     states["megatron"] = answer.state
+    if "memory" in layers:
+        states["memory"] = memory.state()
     result = silence(part.run, problems, states)
     if answer.lacking:
         result = replace(result, exit_code=MACHINE_LACKS)

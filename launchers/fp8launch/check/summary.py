@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8launch.check.memory import run_estimate
+from fp8launch.check.memory import memory_model
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.job.prepared import Prepared
 from fp8launch.wording import and_more
@@ -26,12 +26,8 @@ def _size(prepared: Prepared) -> str:
 
 
 def _memory(prepared: Prepared) -> str:
-    run = resolve_run(prepared)
-    found = run_estimate(run) if run.gpu.memory_gib and run.is_estimated else None
-    if found is None:
-        return "memory  not estimated for this run"
-    certainty = f"estimated ± {found.uncertainty:.0%}" if run.gpu.measured else "estimated, never measured"
-    return f"memory  {found.total / 2**30:.1f} of {run.gpu.memory_gib:.1f} GiB per GPU, {certainty}"
+    model = memory_model()
+    return f"memory  {model.summary(resolve_run(prepared)) if model else 'not estimated for this run'}"
 
 
 def _data(prepared: Prepared) -> str:

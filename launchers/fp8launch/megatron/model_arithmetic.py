@@ -313,6 +313,16 @@ def graph_modules(args: Arguments) -> frozenset[str]:
     return frozenset(str(getattr(module, "name", module)) for module in stated) - {"full"}
 
 
+def recomputed_modules(args: Arguments) -> frozenset[str]:
+    """Return the modules that selective recompute covers; core attention by default."""
+    if not args.get("recompute_activations") and args.get("recompute_granularity") != "selective":
+        return frozenset()
+    modules = args.get("recompute_modules")
+    if isinstance(modules, (list, tuple)):
+        return frozenset(map(str, modules))
+    return frozenset(("core_attn",))
+
+
 # --- division over pipeline stages -----------------------------------------------------------------------------------
 
 

@@ -11,8 +11,7 @@ from textwrap import dedent
 import pytest
 from support import only, refused
 
-from fp8launch.check import memory
-from fp8launch.check.resolved_run import resolve_run
+from fp8launch.check.checker import check
 from fp8launch.check.summary import summary
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO
@@ -83,8 +82,7 @@ def test_models_of_the_pack_train_on_one_gpu(
 def test_memory_and_speed_are_not_estimated() -> None:
     """Megatron's models of them would come with an accuracy that nobody has measured for Accelerate."""
     assert "memory  not estimated for this run" in summary(prepare(PEER))
-    crowded = prepare(PEER, ["batch.micro=8"])
-    assert not list(memory.problems(resolve_run(crowded)))
+    assert not check(prepare(PEER, ["batch.micro=8"]), layers=("memory",)).problems
 
 
 @pytest.mark.needs_plugin("tune")

@@ -19,7 +19,6 @@ from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
-from fp8launch.megatron.memory import LIMIT, estimate
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.bridge.attributes import PARTS, of_recipe, with_settings
 from fp8launch.plugins.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
@@ -435,6 +434,7 @@ def test_a_gpu_without_the_precision_is_refused() -> None:
     assert "fp8-needs-newer-gpu" in [p.code for p in found]
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_memory_is_estimated_and_no_key_of_megatron_lm_is_advised() -> None:
     sets = ["resources.gpus_per_node=1", "train.global_batch_size=16", "model.recompute_granularity=null"]
     problem = only(check(prepare(LLAMA, sets), layers=("memory",)).problems)
@@ -442,8 +442,11 @@ def test_memory_is_estimated_and_no_key_of_megatron_lm_is_advised() -> None:
     assert problem.fix is not None and problem.fix.startswith("divide the model over more GPUs")
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_every_run_that_nvidia_publishes_fits_by_the_estimate() -> None:
     """They ran: 100 figures of models that the pack has. The fullest GPU is estimated at 96.5 % of its memory."""
+    from fp8launch.plugins.estimate.memory import LIMIT, estimate
+
     parts = {}
     for row in rows():
         recipe = recipe_of(row)
@@ -581,6 +584,10 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], home: object) -> None:
     script = capsys.readouterr().out
     assert 'plugins/bridge/injob/bridge.py"' in script or "--worker=bridge.py" in script
     assert "train.train_iters=50" in script and "NVTE_FWD_LAYERNORM_SM_MARGIN=20" in script
+
+
+@pytest.mark.needs_plugin("estimate")
+def test_estimate_counts_the_parameters(capsys: pytest.CaptureFixture[str], home: object) -> None:
     assert run(["estimate", LLAMA, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"]["total"] == 8_030_261_248
 

@@ -181,6 +181,7 @@ def test_the_library_keeps_its_batch_on_other_gpus() -> None:
     assert scaled.layout.global_batch == 2 * find(name.partition(":")[2]).global_batch
 
 
+@pytest.mark.needs_plugin("estimate")
 def test_adapters_are_not_estimated_as_training_of_all_weights() -> None:
     """Llama 3 70B on one node does not fit if all of its weights are trained."""
     name = "bridge:llama3_70b_peft_config"

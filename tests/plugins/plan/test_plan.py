@@ -18,8 +18,8 @@ from bridge_recipes import arguments_of
 from fp8launch.cli import run
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import gpu
-from fp8launch.megatron.activations import offloaded_layers
 from fp8launch.megatron.model_arithmetic import parse_layout, virtual_stages
+from fp8launch.plugins.estimate.activations import offloaded_layers
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.divisions import divisions
 from fp8launch.plugins.plan.fitting import memory_of

@@ -13,8 +13,8 @@ from bridge_recipes import arguments_of
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.hardware.gpus import GPUS, gpu
 from fp8launch.job.prepared import prepare
-from fp8launch.megatron.memory import estimate
 from fp8launch.megatron.parameters import parameters
+from fp8launch.plugins.estimate.memory import estimate
 from fp8launch.plugins.plan.collectives import Group, exchange, gather, rotate, send
 from fp8launch.plugins.plan.speeds import DEVICES, Links, speeds
 from fp8launch.plugins.plan.step_time import StepTime, step_time

@@ -21,8 +21,13 @@ import yaml
 from fp8launch.check.gemm_shapes import sequence_parallel
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, Rule, register, rule
-from fp8launch.megatron.activations import recomputed_modules
-from fp8launch.megatron.model_arithmetic import expert_tensor_size, graph_modules, head_width, layer_kinds
+from fp8launch.megatron.model_arithmetic import (
+    expert_tensor_size,
+    graph_modules,
+    head_width,
+    layer_kinds,
+    recomputed_modules,
+)
 from fp8launch.wording import shortened
 
 TABLE = Path(__file__).parent / "table.yaml"

@@ -11,7 +11,7 @@ from fp8launch.cli import complete
 from fp8launch.cli.output import echo, eprint, json_option, overrides_text, set_option, show_json, show_table
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.hardware.gpus import GPUS, gpu_of_model
-from fp8launch.megatron.memory import LIMIT
+from fp8launch.plugins.estimate.memory import LIMIT
 from fp8launch.plugins.plan.calibration import Rates, corrections, keep, measure, read_file
 from fp8launch.plugins.plan.files import PlanFiles
 from fp8launch.plugins.plan.inputs import is_model, precisions_of

@@ -6,8 +6,8 @@ validators decide whether they are legal.
 
 from __future__ import annotations
 
-from fp8launch.megatron.activations import offloaded_layers, recomputed_modules
-from fp8launch.megatron.model_arithmetic import Arguments, layer_kinds, whole
+from fp8launch.megatron.model_arithmetic import Arguments, layer_kinds, recomputed_modules, whole
+from fp8launch.plugins.estimate.activations import offloaded_layers
 from fp8launch.plugins.plan.change import Change, Target, cleared, flags
 
 LAYER_GRAPHS = ("local", "transformer_engine")

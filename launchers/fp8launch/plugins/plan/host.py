@@ -14,9 +14,8 @@ does not wait.
 
 from __future__ import annotations
 
-from fp8launch.megatron.activations import recomputed_modules
 from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA
-from fp8launch.megatron.model_arithmetic import Arguments, graph_modules
+from fp8launch.megatron.model_arithmetic import Arguments, graph_modules, recomputed_modules
 from fp8launch.plugins.plan.layer_terms import HostTime
 from fp8launch.plugins.plan.workload import Workload
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from statistics import NormalDist
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.megatron.activations import recomputed_modules
 from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Experts
+from fp8launch.megatron.model_arithmetic import recomputed_modules
 from fp8launch.plugins.plan.host import host_time, kernels_of
 from fp8launch.plugins.plan.layer_communication import add_communication, attention_by_heads
 from fp8launch.plugins.plan.layer_terms import LayerTime

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from fp8launch.megatron.activations import offloaded_layers
-from fp8launch.megatron.memory import MemoryEstimate
 from fp8launch.megatron.model_arithmetic import Arguments, layer_count, parse_layout, virtual_stages, whole
+from fp8launch.plugins.estimate.activations import offloaded_layers
+from fp8launch.plugins.estimate.memory import MemoryEstimate
 from fp8launch.plugins.plan.change import Change
 from fp8launch.plugins.plan.execution import LAYER_GRAPHS
 from fp8launch.plugins.plan.step_time import StepTime

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8launch.check.checker import check
-from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.engines import engine_of
 from fp8launch.engines.base import Engine
 from fp8launch.job.prepared import prepare
-from fp8launch.megatron.memory import LIMIT, MemoryEstimate
 from fp8launch.megatron.model_arithmetic import whole
+from fp8launch.plugins.estimate.fit import run_estimate
+from fp8launch.plugins.estimate.memory import LIMIT, MemoryEstimate
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.inputs import SEQUENCE, base_of, resource_overrides, source_of, target_of
 from fp8launch.plugins.plan.layouts import Layout, Search

@@ -6,7 +6,7 @@ from fp8launch.plugin_registry import Command, Plugin
 
 PLUGIN = Plugin(
     name="plan",
-    requires=("plots",),
+    requires=("estimate", "plots"),
     commands={
         "plan": Command(
             "fp8launch.plugins.plan.cli:plan", "Prepare", "predict the fastest layouts that fit a number of GPUs"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fp8launch.check.estimate import Prediction
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.cli.output import echo, show_table
-from fp8launch.megatron.cost import Throughput
-from fp8launch.megatron.memory import MemoryEstimate
 from fp8launch.megatron.model_arithmetic import why_not_counted
+from fp8launch.plugins.estimate.cost import Throughput
+from fp8launch.plugins.estimate.estimates import Prediction
+from fp8launch.plugins.estimate.memory import MemoryEstimate
 from fp8launch.plugins.plan.releases import RELEASE, older_releases, slower
 from fp8launch.plugins.plan.speeds import DEVICES
 from fp8launch.plugins.plan.step_time import NOTICEABLE, StepTime, step_time

@@ -19,11 +19,11 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
-from fp8launch.check.estimate import Estimate, Prediction
 from fp8launch.cli.output import echo, show_table
 from fp8launch.cluster.profile import Cluster, Costs
 from fp8launch.diagnostics import error
 from fp8launch.megatron.model_arithmetic import whole
+from fp8launch.plugins.estimate.estimates import Estimate, Prediction
 from fp8launch.wording import counted
 
 # Beyond this the run makes no progress worth a date: a piece of work would be tried e^20 times.

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from itertools import combinations
 
 from fp8launch.hardware.quantization import quantization_recipes, requested
-from fp8launch.megatron.activations import offloaded_layers
 from fp8launch.megatron.architecture import MLP, architecture
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, virtual_stages, whole
+from fp8launch.plugins.estimate.activations import offloaded_layers
 from fp8launch.plugins.plan.change import Change, Target, cleared, flags
 from fp8launch.plugins.plan.execution import LAYER_GRAPHS, no_layer_graphs
 from fp8launch.plugins.plan.speeds import FAST_HOST_LINK

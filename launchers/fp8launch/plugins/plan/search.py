@@ -16,8 +16,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from fp8launch.megatron.memory import MemoryEstimate, usable_bytes
 from fp8launch.megatron.model_arithmetic import Arguments, hybrid_layers, whole
+from fp8launch.plugins.estimate.memory import MemoryEstimate, usable_bytes
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.divisions import divisions
 from fp8launch.plugins.plan.execution import layer_graphs

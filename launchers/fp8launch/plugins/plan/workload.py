@@ -9,8 +9,8 @@ from functools import cached_property
 
 from fp8launch.hardware.quantization import operand_bytes
 from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Division, Experts
-from fp8launch.megatron.dtype_sizes import PrecisionSizes
 from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.plugins.estimate.dtype_sizes import PrecisionSizes
 from fp8launch.plugins.plan.speeds import Speeds
 
 BF16 = 2

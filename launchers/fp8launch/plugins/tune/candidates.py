@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8launch.check.checker import check_all
-from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.validation import UNKNOWN_ARGUMENTS
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError, error, errors_in
 from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.plugins.estimate.fit import run_estimate
 from fp8launch.plugins.plan.step_time import step_time
 from fp8launch.plugins.tune.knobs import Knob, Option
 from fp8launch.plugins.tune.state import Candidate, Start

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fp8launch import plugin_registry
-from fp8launch.check.memory import run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.job.prepared import Prepared
-from fp8launch.megatron.cost import Cost, Throughput, cost
-from fp8launch.megatron.memory import MIB, MemoryEstimate, usable_bytes
 from fp8launch.megatron.parameters import Parameters, parameters
+from fp8launch.plugins.estimate.cost import Cost, Throughput, cost
+from fp8launch.plugins.estimate.fit import covered_estimate
+from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, usable_bytes
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
@@ -78,7 +78,7 @@ def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: fl
     if steps:
         args["train_iters"] = steps
     world, batch = run.layout.world, run.layout.global_batch
-    memory = run_estimate(run) if run.is_estimated and run.gpu.memory_gib else None
+    memory = covered_estimate(run)
     predictions, missing = _predictions(run, memory)
     throughput = _known_throughput(prepared, gpu, speed)
     for prediction in predictions.values():

@@ -15,19 +15,18 @@ from functools import cached_property
 from typing import Literal
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.megatron.activations import (
+from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
+from fp8launch.megatron.model_arithmetic import Arguments, recomputed_modules, whole
+from fp8launch.megatron.parameters import Weight, layer_weights, parameter_count, stage_weights
+from fp8launch.plugins.estimate.activations import (
     LayerMemory,
     in_flight,
     layer_memory,
     offloaded_layers,
     recomputed_layers,
-    recomputed_modules,
     saving,
 )
-from fp8launch.megatron.architecture import Architecture, Chunk, Division, divided_model
-from fp8launch.megatron.dtype_sizes import FP32, LayerKind, PrecisionSizes, decoder_kinds, mtp_kinds, precision
-from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.megatron.parameters import Weight, layer_weights, parameter_count, stage_weights
+from fp8launch.plugins.estimate.dtype_sizes import FP32, LayerKind, PrecisionSizes, decoder_kinds, mtp_kinds, precision
 
 MIB = 2**20
 

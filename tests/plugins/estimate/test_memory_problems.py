@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from published import listed_values, published_arguments
 
-from fp8launch.check.memory import CODES, problems, run_estimate
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.cli import run
 from fp8launch.hardware.gpus import gpu
 from fp8launch.job.prepared import prepare
-from fp8launch.megatron.memory import MIB
 from fp8launch.megatron.schema import load_schema
+from fp8launch.plugins.estimate.fit import CODES, problems, run_estimate
+from fp8launch.plugins.estimate.memory import MIB
 from fp8launch.recipe.write_yaml import write_yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PUBLISHED = published_arguments()
 
 # Combines published parts, but nobody published a run of it: with every layer's activations kept, 8B blockwise misses

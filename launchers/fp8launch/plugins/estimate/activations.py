@@ -14,8 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, Architecture, Division, Experts
-from fp8launch.megatron.dtype_sizes import BF16, FP32, PrecisionSizes
-from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.model_arithmetic import Arguments, recomputed_modules, whole
+from fp8launch.plugins.estimate.dtype_sizes import BF16, FP32, PrecisionSizes
 
 # Calibrated: copies of the permuted tokens that dispatch, experts and combine hold together, in bf16 and with quantized
 # inputs, and the additional copies that expert tensor parallelism gathers.
@@ -249,16 +249,6 @@ def in_flight(
     held = Counter(order[: at + 1])
     held.subtract(backward[: max(at - warmup, 0)])
     return tuple(held[chunk] for chunk in range(chunks))
-
-
-def recomputed_modules(args: Arguments) -> frozenset[str]:
-    """Return the modules that selective recompute covers; core attention by default."""
-    if not args.get("recompute_activations") and args.get("recompute_granularity") != "selective":
-        return frozenset()
-    modules = args.get("recompute_modules")
-    if isinstance(modules, (list, tuple)):
-        return frozenset(map(str, modules))
-    return frozenset(("core_attn",))
 
 
 def recomputed_layers(args: Arguments, layers: int) -> int:

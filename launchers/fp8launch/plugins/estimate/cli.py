@@ -7,8 +7,6 @@ import itertools
 import click
 
 from fp8launch.check.checker import check
-from fp8launch.check.estimate import Estimate, estimate_run, run_costs
-from fp8launch.check.estimate import as_json as estimate_as_json
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.cli import complete
 from fp8launch.cli.output import (
@@ -27,10 +25,13 @@ from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
-from fp8launch.megatron.cost import Cost
-from fp8launch.megatron.memory import LIMIT, MIB, MemoryEstimate
 from fp8launch.megatron.model_arithmetic import why_not_counted
 from fp8launch.megatron.parameters import Parameters
+from fp8launch.plugins.estimate.cost import Cost
+from fp8launch.plugins.estimate.estimates import Estimate, estimate_run, run_costs
+from fp8launch.plugins.estimate.estimates import as_json as estimate_as_json
+from fp8launch.plugins.estimate.fit import problems
+from fp8launch.plugins.estimate.memory import LIMIT, MIB, MemoryEstimate
 from fp8launch.rundir.names import recipe_named
 
 BAR = 30
@@ -105,8 +106,6 @@ def _show(one: Estimate) -> None:
         echo()
     _show_cost(prepared, run, costs)
     if memory is not None:
-        from fp8launch.check.memory import problems
-
         print_problems(p for p in problems(run) if not run.silences(p))
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support import log_text, real_logs
 
 from fp8launch.hardware.gpus import gpu
-from fp8launch.megatron.activations import _core, in_flight, layer_memory, saving
 from fp8launch.megatron.architecture import DENSE_LAYER, architecture, division
-from fp8launch.megatron.dtype_sizes import precision
-from fp8launch.megatron.memory import MIB, MemoryEstimate, estimate
+from fp8launch.plugins.estimate.activations import _core, in_flight, layer_memory, saving
+from fp8launch.plugins.estimate.dtype_sizes import precision
+from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, estimate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _MEASURED = lzma.decompress((ROOT / "tests/data/h200/activation_memory.jsonl.xz").read_bytes())
 LAYERS = {line["case"]: line for line in map(json.loads, _MEASURED.splitlines())}
 

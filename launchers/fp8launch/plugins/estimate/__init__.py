@@ -1,0 +1,1 @@
+"""Estimates of a run that has not been submitted: parameters, memory by term, and cost."""
