@@ -6,6 +6,7 @@ there are deleted with the container, and files that it reads are not found.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
@@ -15,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fp8launch.cluster.images import image_folder, local_path
+from fp8launch.cluster.images import image_folder
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.job.container import clean, covering, is_below, on_host, site_mounts
+from fp8launch.job.container import clean, covering, is_below, on_host, parse_mount, site_mounts
 from fp8launch.job.job import Mount
 from fp8launch.megatron.path_flags import Access
 from fp8launch.recipe.load import LoadedRecipe
@@ -176,7 +177,11 @@ def _apptainer_binds(config: Path) -> list[Mount]:
 
 
 def _parsed_mounts(texts: Iterable[str]) -> list[Mount]:
-    return [mount for mount in map(parse_mount, texts) if mount is not None]
+    found = []
+    for text in texts:
+        with contextlib.suppress(UserError):
+            found.append(parse_mount(text))
+    return [mount for mount in found if mount is not None]
 
 
 def _parts(path: str) -> list[str]:
@@ -327,18 +332,3 @@ def why_not_writable(path: Path) -> str | None:
     if found == path:
         return f"you cannot write to {found}"
     return f"you cannot create folders in {found}"
-
-
-def parse_mount(text: str) -> Mount | None:
-    """Parse `/source[:/target[:mode]]` and expand `~`. Return None if the text is not a mount."""
-    source, _, rest = text.partition(":")
-    target, _, mode = rest.partition(":")
-    if source.startswith("~"):
-        try:
-            source = str(local_path(source))
-        except UserError:
-            return None
-    target = target or source
-    if not source.startswith("/") or not target.startswith("/"):
-        return None
-    return Mount(source, target, mode == "ro")

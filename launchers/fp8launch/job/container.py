@@ -48,23 +48,34 @@ def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:
-    """Parse a mount from a recipe or profile, `SOURCE[:TARGET[:ro]]`."""
+    """Return the mount that a recipe or profile states, or its problem."""
+    mount, mode = parse_mount(text, where), "".join(text.split(":", 2)[2:])
+    if mount is None or mode not in ("", "ro", "rw") or "," in text:
+        return Problem(
+            "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
+        )
+    if mount.read_only and runtime == "charliecloud":
+        message = f"mount '{text}' is read-only, but Charliecloud does not support read-only mounts"
+        fix = "remove ':ro', and protect the files with permissions if needed"
+        return Problem("error", "mount-read-only", message, where, fix)
+    if check and not is_there(Path(mount.source)):
+        message = f"mount source {mount.source} does not exist on this machine"
+        return Problem("error", "mount-missing", message, where, "create it, or remove the mount")
+    return mount
+
+
+def parse_mount(text: str, where: str | None = None) -> Mount | None:
+    """Parse `/source[:/target[:mode]]` and expand `~`; None if the text is not a mount.
+
+    Raises UserError for a home folder that does not exist.
+    """
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if source.startswith("~"):
         source = str(local_path(source, where))
     target = target or source
-    if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw") or "," in text:
-        return Problem(
-            "error", "bad-mount", f"mount '{text}' must look like /source[:/target[:ro]], without commas", where
-        )
-    if mode == "ro" and runtime == "charliecloud":
-        message = f"mount '{text}' is read-only, but Charliecloud does not support read-only mounts"
-        fix = "remove ':ro', and protect the files with permissions if needed"
-        return Problem("error", "mount-read-only", message, where, fix)
-    if check and not is_there(Path(source)):
-        message = f"mount source {source} does not exist on this machine"
-        return Problem("error", "mount-missing", message, where, "create it, or remove the mount")
+    if not source.startswith("/") or not target.startswith("/"):
+        return None
     return Mount(source, target, mode == "ro")
 
 
