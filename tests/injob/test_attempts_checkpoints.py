@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,14 @@ def test_a_lack_of_memory_does_not_make_the_training_start_over(folder: Path) ->
     assert checkpoints.torn(checkpoints.place(folder, 6)) == "has metadata that cannot be read: out of memory"
     assert checkpoints.repair(folder) == []
     assert checkpoints.latest(folder) == 6
+
+
+def test_a_file_with_the_words_of_a_lack_of_memory_in_its_name_is_missed(folder: Path) -> None:
+    piece = types.SimpleNamespace(relative_path="out of memory.distcp", offset=0, length=1)
+    metadata = pickle.dumps(types.SimpleNamespace(storage_data={"weight": piece}))
+    (checkpoints.place(folder, 6) / ".metadata").write_bytes(metadata)
+    assert "out of memory.distcp is missing" in checkpoints.repair(folder)[0]
+    assert checkpoints.latest(folder) == 4
 
 
 def test_a_tracker_that_is_garbage_is_set_right(folder: Path) -> None:

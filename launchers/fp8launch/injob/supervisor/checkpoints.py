@@ -29,8 +29,6 @@ _LARGEST_JSON = 1 << 20
 _LARGEST_METADATA = 256 << 20
 # State of a module is kilobytes; 1024 steps of history of five tensors are 20 KiB.
 _LARGEST_OBJECT = 16 << 20
-# A lack of memory shows nothing about a checkpoint.
-OUT_OF_MEMORY = "out of memory"
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
 
@@ -101,6 +99,14 @@ def torn(checkpoint: Path) -> str | None:
     A power cut leaves missing, empty or short files. The `.metadata` of a distributed checkpoint lists the bytes and
     the file of each tensor, so a file that is too short is found without reading any tensor.
     """
+    try:
+        return _damage(checkpoint)
+    except MemoryError:
+        return "has metadata that cannot be read: out of memory"
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """Return what `torn` does. Raises MemoryError, which shows nothing about the checkpoint."""
     if not checkpoint.is_dir():
         return "does not exist"
     if (checkpoint / ".metadata").exists() or (checkpoint / "metadata.json").exists():
@@ -136,9 +142,10 @@ def _torn_distributed(checkpoint: Path) -> str | None:
         ends: dict[str, int] = {}
         for piece in stored.values():
             ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
+    except MemoryError:
+        raise
     except Exception as problem:
-        reason = OUT_OF_MEMORY if isinstance(problem, MemoryError) else problem  # a MemoryError has no text
-        return f"has metadata that cannot be read: {reason}"
+        return f"has metadata that cannot be read: {problem}"
     for name, end in sorted(ends.items()):
         if not (checkpoint / name).is_file():
             return f"{name} is missing"
@@ -197,8 +204,11 @@ def repair(folder: Path) -> list[str]:
     if named is None:
         problem = f"{TRACKER} says {text[:80]!r}"
     else:
-        damage = torn(place(folder, named))
-        if damage is None or OUT_OF_MEMORY in damage:
+        try:
+            damage = _damage(place(folder, named))
+        except MemoryError:
+            return []
+        if damage is None:
             return []
         problem = f"checkpoint {named} is torn: it {damage}"
     newest = _newest_whole(folder, [i for i in iterations(folder) if named is None or i < named])
