@@ -24,6 +24,8 @@ from fp8launch.rundir.trust import why_not_own_run
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+# The state of a search in the folder of its study, which the plugin `tune` writes.
+SEARCH = "tune/state.json"
 # A study and its runs must be real folders in their place, not links that lead elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
@@ -167,3 +169,8 @@ def study_folders(root: Path) -> Iterator[StudyFolder]:
     """Yield the studies below a run root."""
     for file in sorted(marked(root, STUDY)):
         yield StudyFolder(file.parent)
+
+
+def is_trial(run: str | None) -> bool:
+    """Return whether a run folder belongs to a search, which submits dozens of runs and follows each itself."""
+    return run is not None and (Path(run).parent / SEARCH).is_file()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-from pathlib import Path
 
 from fp8launch.cli.output import eprint
 from fp8launch.job.job import Job
 from fp8launch.job.script import host_python
 from fp8launch.plugins.notify.notify import load_config
+from fp8launch.rundir.study import is_trial
 from fp8launch.schedulers.base import Scheduler
 
 _PROGRAM = '"$code/../plugins/notify/injob/at_end.py"'
@@ -21,17 +21,12 @@ def notify_at_end(job: Job, scheduler: Scheduler) -> str | None:
     The address stays in the variable. Raises UserError for a bad configuration.
     """
     config = load_config().notify
-    if config.webhook_variable is None or _is_trial(job):
+    if config.webhook_variable is None or is_trial(job.folder):
         return None
     if not os.environ.get(config.webhook_variable):
         _warn(config.webhook_variable)
     words = f'"$run_folder" "$attempt" "$ended" {config.webhook_variable} {config.when}'
     return f"{host_python(job)} {_PROGRAM} {words}"
-
-
-def _is_trial(job: Job) -> bool:
-    """Return whether a search (the plugin `tune`) submits the job: it ends dozens of them, and follows each itself."""
-    return job.folder is not None and (Path(job.folder).parent / "tune" / "state.json").is_file()
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from fp8launch.job.script import host_python
 from fp8launch.job.shell_quoting import quote
 from fp8launch.plugins.tracking.section import tracking_in, tracking_of
 from fp8launch.recipe.schema import Recipe
+from fp8launch.rundir.study import is_trial
 from fp8launch.schedulers.base import Scheduler
 
 _PROGRAM = '"$code/../plugins/tracking/injob/follow.py"'
@@ -29,7 +30,7 @@ def start_trackers(job: Job, recipe: Recipe, cluster: Cluster) -> list[str]:
     an invalid profile.
     """
     tracking = tracking_in(recipe, cluster)
-    if not tracking.trackers or _is_trial(job):
+    if not tracking.trackers or is_trial(job.folder):
         return []
     lines = ["# Live tracking: each tracker follows the log.", _NONE_YET]
     candidates = [tracking.python] if tracking.python else [*_own_python(job), sys.executable]
@@ -65,11 +66,6 @@ def has_library(python: str, library: str) -> bool:
         return importlib.util.find_spec(library) is not None
     prefix = Path(python).parent.parent
     return any(True for _ in prefix.glob(f"lib*/python3*/*-packages/{library}/__init__.py"))
-
-
-def _is_trial(job: Job) -> bool:
-    """Return whether a search (the plugin `tune`) submits the job: it starts dozens of them."""
-    return job.folder is not None and (Path(job.folder).parent / "tune" / "state.json").is_file()
 
 
 def _own_python(job: Job) -> list[str]:

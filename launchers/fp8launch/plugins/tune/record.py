@@ -16,9 +16,7 @@ from fp8launch.diagnostics import error
 from fp8launch.plugins.tune.candidates import Refused
 from fp8launch.plugins.tune.state import Candidate, Limits, Outcome, Start, State, Trial, Variant
 from fp8launch.rundir.atomic_io import make_folders, read_json, write_atomically
-from fp8launch.rundir.study import StudyFolder
-
-FOLDER, FILE = "tune", "state.json"
+from fp8launch.rundir.study import SEARCH, StudyFolder
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Record:
 
 
 def folder_of(study: StudyFolder) -> Path:
-    return study.path / FOLDER
+    return (study.path / SEARCH).parent
 
 
 def write_record(study: StudyFolder, record: Record) -> None:
@@ -74,7 +72,7 @@ def write_record(study: StudyFolder, record: Record) -> None:
     folder = folder_of(study)
     try:
         make_folders(folder)
-        write_atomically(folder / FILE, json.dumps({"format": 1, **asdict(record)}, indent=1) + "\n")
+        write_atomically(folder / Path(SEARCH).name, json.dumps({"format": 1, **asdict(record)}, indent=1) + "\n")
     except OSError as exc:
         fix = "free disk space, then repeat the command: it continues where it stopped"
         raise error("run-root", f"cannot write the state of the search: {exc.strerror}", str(folder), fix, 3) from None
@@ -82,7 +80,7 @@ def write_record(study: StudyFolder, record: Record) -> None:
 
 def read_record(study: StudyFolder) -> Record | None:
     """Read the record of a search, or None if it is new. Raises UserError if the file is damaged."""
-    file = folder_of(study) / FILE
+    file = study.path / SEARCH
     if not file.is_file():
         return None
     try:
