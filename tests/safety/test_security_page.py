@@ -104,7 +104,7 @@ def test_nothing_is_imported_from_the_working_folder(tmp_path: Path, home: Path,
         (work / f"{name}.py").write_text(f"open({str(canary)!r}, 'a').write({name!r} + ' ')\n")
     environment = {**os.environ, "FP8LAUNCH_RUNS": str(home / "runs"), "SLURM_CONF": "/nonexistent/slurm.conf"}
     # As the installed command starts, whose Python does not look into the working folder; those that it starts might.
-    start = "import sys; sys.path[:] = filter(None, sys.path); from fp8launch.cli import main; main()"
+    start = "import sys; sys.path[:] = filter(None, sys.path); from fp8launch.__main__ import main; main()"
     launchers = str(Path(__file__).parents[2] / "launchers")
     done = subprocess.run(
         [sys.executable, "-c", start, *words],

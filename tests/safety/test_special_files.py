@@ -98,7 +98,7 @@ COMMAND_LINE = "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-att
     ],
 )
 def test_what_a_shell_passes_as_a_file_is_read(verb: str, content: str, answer: str) -> None:
-    start = f"{sys.executable} -c 'from fp8launch.cli import main; main()'"
+    start = f"{sys.executable} -c 'from fp8launch.__main__ import main; main()'"
     line = f"{start} {verb} <(sleep 1; echo '{content}')"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert answer in done.stdout

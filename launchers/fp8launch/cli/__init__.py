@@ -80,11 +80,6 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Run the command line. It always exits with an exit code and a message, never with a traceback."""
-    sys.exit(run(sys.argv[1:]))
-
-
 # Replacements for table and chart characters in encodings that lack them.
 _IN_ASCII = {"±": "+-", "×": "x", "█": "#", "▶": ">", "–": "-", "…": "...", "·": "-"}
 _IN_ASCII |= dict(zip("▁▂▃▄▅▆▇", "_.-:=+*", strict=True))

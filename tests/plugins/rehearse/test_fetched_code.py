@@ -128,7 +128,7 @@ def test_a_rehearsal_imports_nothing_from_the_working_folder(tmp_path: Path) -> 
     work.mkdir()
     for name in ("json", "torch", "numpy", "packaging"):
         (work / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').write({name!r})\n")
-    command = [sys.executable, "-I", "-c", "from fp8launch.cli import main; main()"]
+    command = [sys.executable, "-I", "-c", "from fp8launch.__main__ import main; main()"]
     done = subprocess.run(
         [*command, "check", "tiny_cpu", "--rehearse"], cwd=work, capture_output=True, text=True, check=False
     )
