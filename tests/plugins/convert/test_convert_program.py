@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import train_jobs
 
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD
@@ -25,18 +26,7 @@ from fp8launch.plugins.convert.injob import convert
 INSTALLED = importlib.util.find_spec("megatron.bridge") is not None
 needs_bridge = pytest.mark.skipif(not INSTALLED, reason="Megatron-Bridge is not on PYTHONPATH")
 PATH = os.environ.get("PYTHONPATH", "")
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "rope_theta": 500000.0,
-}
+SIZES = {**tiny_models.SIZES, "max_position_embeddings": 64, "rope_theta": 500000.0}
 EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("Llama", SIZES, ""),

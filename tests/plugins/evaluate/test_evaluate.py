@@ -15,38 +15,13 @@ from typing import Any
 import pytest
 from made_runs import FP8, Made, write_run
 
-from fp8launch import cli
 from fp8launch.injob.supervisor.checkpoints import TRACKER
 from fp8launch.plugins.evaluate.injob import evaluate as program
 from fp8launch.plugins.evaluate.injob import tiny_task
 
 Ask = Callable[..., tuple[str, str]]
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 TASKS = ("--tasks", "fp8launch_tiny")
 DRY = ("--dry-run", "--backend", "sbatch")
-
-
-@pytest.fixture
-def ask(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.chdir(home)
-
-    def call(*words: object, expect: int = 0) -> tuple[str, str]:
-        capsys.readouterr()
-        status = cli.run(list(map(str, words)))
-        out, err = capsys.readouterr()
-        assert status == expect, out + err
-        return out, err
-
-    return call
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "llama"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from made_runs import Made, write_run
 
-from fp8launch import cli
 from fp8launch.injob.supervisor.checkpoints import TRACKER
 from fp8launch.plugins.evaluate.injob import evaluate, follow
 from fp8launch.plugins.evaluate.injob.follow import Saved, due, why_over
@@ -24,29 +23,6 @@ from fp8launch.plugins.evaluate.injob.follow import Saved, due, why_over
 Ask = Callable[..., tuple[str, str]]
 TASKS = ("--tasks", "fp8launch_tiny", "--backend", "sbatch")
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def ask(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.chdir(home)
-
-    def call(*words: object, expect: int = 0) -> tuple[str, str]:
-        capsys.readouterr()
-        status = cli.run(list(map(str, words)))
-        out, err = capsys.readouterr()
-        assert status == expect, out + err
-        return out, err
-
-    return call
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "llama"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
-    return folder
 
 
 @pytest.fixture

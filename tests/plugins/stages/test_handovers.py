@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 from pack_support import STAGES
 from support import only, refused
 
@@ -19,11 +20,7 @@ from fp8launch.plugins.stages.linked import prepare as prepare_stages
 from fp8launch.recipe.load import read_recipe
 from fp8launch.submit.recipe_kinds import Part
 
-SIZES = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 10000.0,
-}  # fmt: skip
+SIZES = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **tiny_models.SIZES}
 SAVES = {"checkpoint": {"dir": "ckpt", "interval": 5}, "model": {"vocab_size": 511, "norm_epsilon": 1e-5}}
 FRESH = {**SAVES, "megatron": {"finetune": True}}
 

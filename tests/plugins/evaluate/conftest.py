@@ -1,0 +1,40 @@
+"""Commands on a Hugging Face model, up to the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fp8launch import cli
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+@pytest.fixture
+def ask(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str, str]]:
+    """Runs a command without a token of the hub; its stdout and stderr."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.chdir(home)
+
+    def call(*words: object, expect: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        status = cli.run(list(map(str, words)))
+        out, err = capsys.readouterr()
+        assert status == expect, out + err
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model of Hugging Face."""
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
