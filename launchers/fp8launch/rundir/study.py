@@ -24,7 +24,7 @@ from fp8launch.rundir.trust import why_not_own_run
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-# The state of a search in the folder of its study, which the plugin `tune` writes.
+# In the folder of a study, the state of the search that submits its runs (plugin `tune`).
 SEARCH = "tune/state.json"
 # A study and its runs must be real folders in their place, not links that lead elsewhere.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")

@@ -106,7 +106,7 @@ def torn(checkpoint: Path) -> str | None:
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """Return what `torn` does. Raises MemoryError, which shows nothing about the checkpoint."""
+    """Return what `torn` does. Raises MemoryError, which says nothing about the checkpoint."""
     if not checkpoint.is_dir():
         return "does not exist"
     if (checkpoint / ".metadata").exists() or (checkpoint / "metadata.json").exists():
