@@ -206,11 +206,6 @@ NARROWEST = 24
 GAP = 2
 
 
-def terminal_width(err: bool = False) -> int:
-    """Return the width to which tables are fitted."""
-    return console(err).width
-
-
 def show_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],

@@ -121,13 +121,6 @@ def code_of(token_type: str) -> int:
     return next(code for code, (name, _) in TYPES.items() if name == token_type)
 
 
-def smallest_type(vocab_size: int) -> str:
-    """Return the type that Megatron's own builder chooses for a vocabulary (`DType.optimal_dtype`)."""
-    if vocab_size < 65500:
-        return "uint16"
-    return "int32"
-
-
 def header(token_type: str, sequences: int, boundaries: int) -> bytes:
     """Return the first bytes of an .idx."""
     return MAGIC + struct.pack("<QBQQ", 1, code_of(token_type), sequences, boundaries)

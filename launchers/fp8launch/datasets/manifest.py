@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,14 +102,4 @@ def size_differences(prefix: Path, manifest: Manifest) -> list[str]:
         there = dataset_file(prefix, ending).stat().st_size
         if there != size:
             found.append(f"the .{ending} has {there:,} bytes, and had {size:,} when it was made")
-    return found
-
-
-def content_differences(prefix: Path, manifest: Manifest, endings: Iterable[str] = ("bin", "idx")) -> list[str]:
-    """Describe each file whose checksum differs from the manifest. Reads the files completely."""
-    found = []
-    for ending in endings:
-        now = sha256(dataset_file(prefix, ending))
-        if now != manifest.files[ending][1]:
-            found.append(f"the .{ending} has another sha256 than when it was made ({now[:12]}...)")
     return found

@@ -244,13 +244,6 @@ def format_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain.from_iterable(recipe.formats for recipe in quantization_recipes().values())))
 
 
-def operand_bytes(precision: str) -> float:
-    """Return the bytes per element of an operand of matrix products, including its scales."""
-    if precision in quantization_recipes():
-        return quantization_recipes()[precision].weight_bytes
-    return UNQUANTIZED_BYTES[precision]
-
-
 def is_stateful(arguments: Mapping[str, object]) -> bool:
     """Return whether a run with these arguments, by attribute name, saves scales of earlier steps."""
     recipe = quantization_recipes().get(requested(arguments))

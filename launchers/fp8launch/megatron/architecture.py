@@ -260,11 +260,6 @@ def division(args: Arguments, world: int) -> Division:
     )
 
 
-def microbatches(args: Arguments, split: Division, global_batch: int) -> int:
-    """Return the micro batches per step of each replica; at least one, even if the batch does not divide."""
-    return max(global_batch // ((whole(args, "micro_batch_size") or 1) * split.replicas), 1)
-
-
 def stages(args: Arguments, model: Architecture, split: Division) -> tuple[tuple[Chunk, ...], ...] | None:
     """Return the chunks of every pipeline rank, in order; None if the layers cannot be divided as the arguments say."""
     layout = args.get("pipeline_model_parallel_layout")

@@ -66,8 +66,8 @@ def to_csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
-# Places where a spreadsheet, split at commas, semicolons or tabs, would read a formula; some read the wide
-# signs of East Asian fonts for the same.
+# Where a spreadsheet that splits text at commas, semicolons or tabs would see a formula. Some programs also accept the
+# full-width signs of East Asian fonts.
 _FORMULA = re.compile(r"(^|[;,\t\r\n])(\s*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
 
@@ -149,7 +149,7 @@ def doubts(comparison: Comparison) -> list[str]:
 
 
 def _parity_lines(parities: Sequence[Parity]) -> list[str]:
-    """Return a line for each verdict; runs that are too short for one share a line."""
+    """Return a line for each verdict. Runs that are too short for a verdict share a line."""
     short = [parity.variant for parity in parities if parity.verdict == "too short"]
     lines = [f"parity: {one.sentence()}" for one in parities if one.verdict != "too short" or len(short) < 2]
     if len(short) > 1:
@@ -159,15 +159,8 @@ def _parity_lines(parities: Sequence[Parity]) -> list[str]:
     return lines
 
 
-# More variants than these are counted.
+# Of more variants than this, only the number is shown.
 _MOST_NAMES = 4
-
-
-LEGEND = {
-    "*": "other settings than the variant differ too: see the differences",
-    "!": "printed because of --force: the runs cannot be compared",
-    "unlike": "no ratio: the runs cannot be compared",
-}
 # The meaning of a difference, by its kind.
 MEANING = {
     "unlike": "other work or machine",
@@ -176,7 +169,7 @@ MEANING = {
 }
 COMPARED = "what is compared"
 _SWITCHES = {"None": "off", "False": "off", "True": "on"}
-# More rows than this do not get a column each.
+# With more rows than this, all values share one column.
 _MOST_COLUMNS = 6
 # A longer list of facts is cut in the terminal.
 _MOST_FACTS = 8
@@ -185,7 +178,7 @@ _MOST_FACTS = 8
 def differences_table(comparison: Comparison) -> Table:
     """Return the differences between the rows and their meaning, with a column for each row or, for many, one column.
 
-    A fact that the rows are named by is left out: its cells would repeat the header.
+    Facts that the row names already contain are left out: their cells would repeat the header.
     """
     labels = {row.name: row.label for row in comparison.rows}
     names = list(labels)

@@ -196,13 +196,6 @@ def _say_what_else(name: str, found: Sequence[RunFolder], say: Callable[[str], o
         say(f"{name}: the study, without {counted(len(others), 'other run')} of the recipe {name}")
 
 
-def runs_or_newest(names: Sequence[str], last: int) -> list[RunFolder]:
-    """Return the runs that the names mean, or without names the `last` newest runs."""
-    if not names:
-        return all_runs()[-last:]
-    return [run for name in names for run in runs_named(name)]
-
-
 def study_named(name: str, say: Callable[[str], object] = _ignore) -> StudyFolder | None:
     """Return the study that a name means, if any. A recipe means the study that has all its runs.
 

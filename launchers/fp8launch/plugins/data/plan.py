@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8launch.datasets.index_format import TYPES, code_of, smallest_type
+from fp8launch.datasets.index_format import TYPES, code_of
 from fp8launch.datasets.manifest import read_json
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
 from fp8launch.injob.ownership import why_not_own
@@ -37,7 +37,7 @@ class BuildPlan:
 
     @property
     def token_type(self) -> str:
-        return smallest_type(max(self.tokenizer.vocab_size, (self.tokenizer.eod or 0) + 1))
+        return _smallest_type(max(self.tokenizer.vocab_size, (self.tokenizer.eod or 0) + 1))
 
     @property
     def token_bytes(self) -> int:
@@ -134,3 +134,10 @@ def unchanged(files: Sequence[SourceFile]) -> str | None:
         if (state.st_size, state.st_mtime_ns) != (file.bytes, file.modified_ns):
             return file.path
     return None
+
+
+def _smallest_type(vocab_size: int) -> str:
+    """Return the type that Megatron's own builder chooses for a vocabulary (`DType.optimal_dtype`)."""
+    if vocab_size < 65500:
+        return "uint16"
+    return "int32"

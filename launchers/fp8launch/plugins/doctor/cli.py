@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.output import eprint, json_option, print_problems, show_json, show_table, terminal_width
+from fp8launch.cli.output import console, eprint, json_option, print_problems, show_json, show_table
 from fp8launch.diagnostics import MACHINE_LACKS, Problem
 from fp8launch.plugins.doctor.examine import examine
 from fp8launch.plugins.doctor.finding import Finding
@@ -44,7 +44,7 @@ def doctor(cluster: str | None, as_json: bool) -> int:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    if terminal_width() >= WIDE:
+    if console().width >= WIDE:
         rows = [(one.state, one.what, one.found, one.advice or "") for one in findings]
         show_table(["", "what", "found", "what to do"], rows)
         return

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from fp8launch.check.memory import CODES, MemoryModel
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.diagnostics import Problem
-from fp8launch.megatron.architecture import division, microbatches
-from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, Term, estimate, usable_bytes
+from fp8launch.megatron.architecture import division
+from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, Term, estimate, microbatches, usable_bytes
 
 # A run above the limit of `usable_bytes` is reported. An error also stops the submission, so it requires that the run
 # would not fit even if the estimate were too high by this factor, as it may be for software and models that were not

@@ -132,6 +132,11 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     return max(found.values(), key=lambda estimate: estimate.total)
 
 
+def microbatches(args: Arguments, split: Division, global_batch: int) -> int:
+    """Return the micro batches per step of each replica; at least one, even if the batch does not divide."""
+    return max(global_batch // ((whole(args, "micro_batch_size") or 1) * split.replicas), 1)
+
+
 def offloaded_bytes(
     args: Arguments, model: Architecture, split: Division, formats: PrecisionSizes, chunks: Sequence[Chunk]
 ) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fp8launch.megatron.architecture import architecture, divided_model, division, microbatches
+from fp8launch.megatron.architecture import architecture, divided_model, division
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.megatron.parameters import whole_model
 from fp8launch.plugins.estimate.dtype_sizes import precision
-from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, estimate, offloaded_bytes
+from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, estimate, microbatches, offloaded_bytes
 from fp8launch.plugins.plan.change import Target
 
 # Least bytes per parameter without FSDP: an FP8 weight and a bf16 gradient.

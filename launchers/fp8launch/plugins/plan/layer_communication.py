@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from fp8launch.hardware.quantization import operand_bytes
 from fp8launch.megatron.architecture import ATTENTION, MAMBA, Experts
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.plugins.plan.collectives import Group, exchange, gather, rotate
 from fp8launch.plugins.plan.layer_terms import LayerTime, Seconds
-from fp8launch.plugins.plan.workload import BF16, Workload
+from fp8launch.plugins.plan.workload import BF16, Workload, operand_bytes
 
 # Copies of an output's gradient that sequence parallel ranks gather. MXFP8 and NVFP4 scale rows and columns separately,
 # so they gather both. Rehearsals of Transformer Engine's own code count the same bytes (docs/rehearsal.md).

@@ -16,12 +16,12 @@ from typing import TypeAlias
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
-from fp8launch.megatron.architecture import Chunk, divided_model, microbatches
+from fp8launch.megatron.architecture import Chunk, divided_model
 from fp8launch.megatron.flops import flops_of
 from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.plugins.estimate.activations import offloaded_layers, recomputed_layers
 from fp8launch.plugins.estimate.dtype_sizes import LayerKind, decoder_kinds, mtp_kinds, precision
-from fp8launch.plugins.estimate.memory import offloaded_bytes
+from fp8launch.plugins.estimate.memory import microbatches, offloaded_bytes
 from fp8launch.plugins.plan.collectives import Group, send
 from fp8launch.plugins.plan.known_runs import Kind, Situation, extrapolations, uncertainty
 from fp8launch.plugins.plan.layer_terms import HostTime, LayerTime, Seconds, seconds

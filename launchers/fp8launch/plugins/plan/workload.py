@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fp8launch.hardware.quantization import operand_bytes
+from fp8launch.hardware.quantization import UNQUANTIZED_BYTES, quantization_recipes
 from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Division, Experts
 from fp8launch.megatron.model_arithmetic import Arguments, whole
 from fp8launch.plugins.estimate.dtype_sizes import PrecisionSizes
@@ -204,3 +204,10 @@ def scale(run: Workload, world: int) -> tuple[float, float]:
     if run.precision.recipe is not None and run.precision.recipe.name == "delayed":
         share += run.speeds.software.scale_delayed
     return share, max(math.log2(world / ONE_NODE), 0.0)
+
+
+def operand_bytes(precision: str) -> float:
+    """Return the bytes per element of an operand of matrix products, including its scales."""
+    if precision in quantization_recipes():
+        return quantization_recipes()[precision].weight_bytes
+    return UNQUANTIZED_BYTES[precision]

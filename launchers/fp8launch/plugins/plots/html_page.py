@@ -20,7 +20,6 @@ from fp8launch.report.columns import NONE, main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion, unlike_rows
 from fp8launch.report.export import (
-    LEGEND,
     differences_table,
     explanations,
     meaning_of_spread,
@@ -318,10 +317,17 @@ def _list(lines: Sequence[str]) -> str:
     return f"<ul><li>{items}</li></ul>"
 
 
+_LEGEND = {
+    "*": "other settings than the variant differ too: see the differences",
+    "!": "printed because of --force: the runs cannot be compared",
+    "unlike": "no ratio: the runs cannot be compared",
+}
+
+
 def _legend(comparison: Comparison) -> str:
     cells = " ".join(map(" ".join, main_table(comparison.rows).rows))
     used = []
-    for mark, text in LEGEND.items():
+    for mark, text in _LEGEND.items():
         if mark in cells:
             used.append(f"{mark}: {text}")
     return "; ".join(used)

@@ -6,7 +6,7 @@ import statistics
 
 from fp8launch.plugins.tune.state import Candidate, State, Variant, candidates_of, describe
 
-# Usable share of the GPU's memory; at 97 % a run slowed down and then ran out of memory (check/memory.py).
+# Usable share of the GPU's memory. At 97 %, a run slowed down and then ran out of memory (estimate/memory.py, `LIMIT`).
 FILLED = 0.97
 
 

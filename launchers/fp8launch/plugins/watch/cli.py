@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -28,8 +28,8 @@ from fp8launch.plugins.watch.view import Row, View, opened_row, render
 from fp8launch.report.progress import Progress, progress_of
 from fp8launch.report.run_status import by_scheduler, detail_of, run_states
 from fp8launch.rundir.attempts import attempts_of
-from fp8launch.rundir.names import runs_or_newest
-from fp8launch.rundir.registry import without_removed
+from fp8launch.rundir.names import runs_named
+from fp8launch.rundir.registry import all_runs, without_removed
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers import by_name
 from fp8launch.schedulers.base import JobTimes
@@ -61,7 +61,7 @@ def watch(names: tuple[str, ...], last: int) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         message = "`watch` needs a terminal, and standard input or output is not one"
         raise error("not-a-terminal", message, None, "use `fp8launch runs`, or `fp8launch logs RUN -f`")
-    runs_or_newest(names, last)  # a wrong name is an error before the screen is taken
+    _runs_or_newest(names, last)  # a wrong name is an error before the screen is taken
     view = View()
     rows: list[Row] = []
     asked = read = float("-inf")
@@ -102,7 +102,7 @@ def _carried_out(view: View, rows: list[Row]) -> str:
 def _rows_left(names: tuple[str, ...], last: int, before: list[Row]) -> list[Row]:
     """Return the current rows without runs that somebody removes in the meantime, even if they were named."""
     try:
-        found = runs_or_newest(names, last)
+        found = _runs_or_newest(names, last)
     except UserError:
         found = [row.run for row in before if row.run.path.is_dir()]
     return without_removed(lambda left: _rows(list(left), before), found)
@@ -189,3 +189,10 @@ def _keyboard() -> Iterator[_Key]:
         yield _Key(descriptor)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _runs_or_newest(names: Sequence[str], last: int) -> list[RunFolder]:
+    """Return the runs that the names mean, or without names the `last` newest runs."""
+    if not names:
+        return all_runs()[-last:]
+    return [run for name in names for run in runs_named(name)]

@@ -10,7 +10,7 @@ import click
 
 from fp8launch.cli.output import echo, json_option, show_json
 from fp8launch.datasets.index_format import Index
-from fp8launch.datasets.manifest import Manifest, content_differences, read_manifest, size_differences
+from fp8launch.datasets.manifest import Manifest, dataset_file, read_manifest, sha256, size_differences
 from fp8launch.diagnostics import UserError, exit_code
 from fp8launch.plugins.data.cli.inspect_chat import inspect_conversations, is_chat_folder
 from fp8launch.plugins.data.encoders import encoder_of
@@ -96,8 +96,18 @@ def _compare(path: Path, verify: bool) -> tuple[Manifest | None, list[str]]:
         return None, []
     wrong = size_differences(path, manifest)
     if verify and not wrong:
-        wrong = content_differences(path, manifest)
+        wrong = _content_differences(path, manifest)
     return manifest, wrong
+
+
+def _content_differences(prefix: Path, manifest: Manifest) -> list[str]:
+    """Describe each file whose checksum differs from the manifest. Reads the files completely."""
+    found = []
+    for ending in ("bin", "idx"):
+        now = sha256(dataset_file(prefix, ending))
+        if now != manifest.files[ending][1]:
+            found.append(f"the .{ending} has another sha256 than when it was made ({now[:12]}...)")
+    return found
 
 
 def _beyond(largest: int, vocab_size: int) -> list[str]:
