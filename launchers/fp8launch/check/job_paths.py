@@ -59,7 +59,7 @@ class JobPaths:
             return None
         if self.mounts is None:
             return Path(path)
-        inside = self._followed(path)
+        inside = self.followed(path)
         host = on_host(self.mounts, inside)
         if host is not None:
             return Path(host)
@@ -74,20 +74,20 @@ class JobPaths:
 
     def read_only(self, path: str) -> Mount | None:
         """Return the read-only mount that contains an absolute path, if any."""
-        mount = covering(self.mounts or (), self._followed(path))
+        mount = covering(self.mounts or (), self.followed(path))
         if mount is None or not mount.read_only:
             return None
         return mount
 
     def mounted(self, path: str) -> bool:
         """Return whether an absolute path is on the host, where files outlive the container."""
-        return self.mounts is None or covering(self.mounts, self._followed(path)) is not None
+        return self.mounts is None or covering(self.mounts, self.followed(path)) is not None
 
     def visible(self, path: str) -> bool:
         """Return whether a job can find an absolute path, on the host or in the known parts of the image."""
         if self.mounted(path):
             return True
-        inside = self._followed(path)
+        inside = self.followed(path)
         if any(is_below(inside, clean(place)) for place in self.contains):
             return True
         return self.image is not None and os.path.lexists(self.image / inside.lstrip("/"))
@@ -96,12 +96,8 @@ class JobPaths:
         """Return whether a relative path leads out of the run folder, to places that the container does not have."""
         return self.mounts is not None and posixpath.normpath(path).startswith("..")
 
-    def target_of_link(self, path: str) -> str:
-        """Resolve the symbolic links of an absolute path as the container would."""
-        return self._followed(path)
-
-    def _followed(self, path: str) -> str:
-        """Resolve symbolic links with their targets interpreted inside the container."""
+    def followed(self, path: str) -> str:
+        """Resolve the symbolic links of an absolute path, with their targets interpreted inside the container."""
         mounts = self.mounts or ()
         targets = {clean(mount.target) for mount in mounts}
         at, links = "/", 0
@@ -281,7 +277,7 @@ def with_place_here(text: str, here: Path) -> str:
 
 def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access: Access) -> Problem:
     """Return the problem of a path that is missing in the job's container, with the mount that would add it."""
-    led = paths.target_of_link(text)
+    led = paths.followed(text)
     place = text
     if led != clean(text):
         place = f"{text}, a link to {led},"
