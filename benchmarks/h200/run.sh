@@ -6,7 +6,7 @@
 # a dataset made of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside
 # each other run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. A run that takes more than EACH
 # seconds (default 150), or past SECONDS (default 540), is ended, and none starts with less than NEED seconds left (default
-# EACH). A line `compare TITLE NAME...` compares these runs at the end.
+# EACH). A line `GPUS NAME run COMMAND...` runs any other command, and `compare TITLE NAME...` compares runs at the end.
 #
 #   OUT    where results go (default ./h200-results): runs.tar.xz with every run folder, parse.jsonl, verify.jsonl,
 #          compare.json, compare.md, summary.txt, host.txt, submit.log; in runs.tar.xz also TITLE.compare.json and .md
@@ -84,9 +84,15 @@ one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that r
     [[ "$*" != *attention_backend=flash* ]] || export PYTHONPATH=$work/flash3:$PYTHONPATH
     sample_power "$ids" > "$work/$name.power" &
     local sampler=$!
-    CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$most" \
-        python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@" > "$work/$name.out" 2>&1
+    local command=(python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@")
+    if [ "$recipe" = run ]; then
+        command=("$@")
+        # torchtitan and torchao without the packages beside Transformer Engine.
+        export PYTHONPATH=$work/titan:${AO:-}:$top/launchers TORCHINDUCTOR_CACHE_DIR=$work/inductor
+    fi
+    CUDA_VISIBLE_DEVICES=$ids timeout --signal=TERM --kill-after=15 "$most" "${command[@]}" > "$work/$name.out" 2>&1
     local status=$?
+    [ "$recipe" != run ] || cp "$work/$name.out" "$FP8LAUNCH_RUNS/$name.log"
     kill "$sampler" 2> /dev/null
     # A submission that ran out of time leaves its processes: end what it started, by its folder (`latest` may be another's).
     local folder
@@ -121,7 +127,7 @@ while read -r need name recipe options <&3; do
     fi
     ids=$(IFS=,; echo "${free[*]:0:need}")
     free=("${free[@]:need}")
-    [ -f "$recipe" ] || [[ "$recipe" == *:* ]] || recipe=$here/recipes/$recipe.yaml
+    [ -f "$recipe" ] || [[ "$recipe" == *:* || "$recipe" = run ]] || recipe=$here/recipes/$recipe.yaml
     options=${options//\{here\}/$here}
     options=${options//\{data\}/${DATA:-}}
     one "$name" "$ids" "$recipe" ${options//\{text\}/$work/text} &

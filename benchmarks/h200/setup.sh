@@ -10,6 +10,10 @@ if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
         # A namespace package: Bridge lies beside megatron-core.
         [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && cp -r "$work/src/megatron/bridge" "$SITE/megatron/"
     done
+    if [ -d "$PACK/titan" ]; then
+        mkdir -p "$work/titan"
+        for wheel in "$PACK"/titan/*.whl; do python3 -m zipfile -e "$wheel" "$work/titan" || exit 3; done
+    fi
     mkdir -p "$work/flash3"
     [ ! -f "$PACK/flash3.tar.xz" ] || tar -C "$work/flash3" -xJf "$PACK/flash3.tar.xz" || exit 3
     for bundle in "$PACK"/torchao-*.tar.xz; do

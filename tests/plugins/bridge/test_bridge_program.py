@@ -216,6 +216,31 @@ def fine_tune(folder: Path, task: str, *words: str) -> train_jobs.Run:
     return run_job(folder, options, [*FINE_TUNING, *words])
 
 
+NAMED = """
+import sys
+from pathlib import Path
+from fp8launch.plugins.bridge.injob import bridge
+recipe = "megatron.bridge.recipes.llama.h100.llama3:llama32_3b_pretrain_1gpu_h100_bf16_config"
+words = [f"--recipe={recipe}", f"--step={bridge._LOOP}:pretrain", f"--model={sys.argv[1]}", *sys.argv[2:]]
+bridge.worker.prepare(bridge.worker.begin())
+ours = bridge.arguments(words)
+bridge.import_bridge(ours)
+precision = bridge.configured(ours).mixed_precision
+print("precision", precision.bf16, precision.fp8, precision.fp8_recipe)
+"""
+
+
+@pytest.mark.skipif(not INSTALLED, reason="runs in .cache/bridge (test_with_bridge.py)")
+def test_fields_of_a_precision_that_the_recipe_only_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    fields = ["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]
+    command = [sys.executable, "-c", NAMED, str(tmp_path), *fields]
+    environment = train_jobs.job_environment(FP8LAUNCH_DEVICE="cpu", PYTHONPATH=os.environ["PYTHONPATH"])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "precision True hybrid tensorwise"
+
+
 @pytest.mark.train
 @pytest.mark.skipif(not INSTALLED, reason="runs in .cache/bridge (test_with_bridge.py)")
 @pytest.mark.parametrize("task", ["sft", "peft"])

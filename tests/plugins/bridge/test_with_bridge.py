@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parents[2]
     [
         ("bridge", "rehearse/test_bridge_own_code.py", 17),
         ("bridge", "bridge/test_bridge_configurations.py", 8),
-        ("bridge", "bridge/test_bridge_program.py", 12),
+        ("bridge", "bridge/test_bridge_program.py", 13),
         ("bridge", "data/test_chat_with_bridge.py", 16),
         ("evaluate", "evaluate/test_evaluate_program.py", 3),
         ("evaluate", "stages/test_five_stages.py", 1),

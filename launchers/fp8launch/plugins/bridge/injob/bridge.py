@@ -34,6 +34,7 @@ from fp8launch.plugins.bridge.injob import absent_packages, bridge_release, fine
 _LOOP, _TRAIN = "megatron.bridge.training.pretrain", "megatron.bridge.training.train"
 _FINE_TUNING = "megatron.bridge.training.finetune"
 _HUB = "megatron.bridge.models.conversion.auto_bridge"
+_PRECISION = "megatron.bridge.training.mixed_precision"
 _OVERRIDES = "megatron.bridge.training.utils.omegaconf_utils"
 _OF_SCRIPTS = "configs."
 _PIPELINE = ("model.pipeline_model_parallel_size", "model.virtual_pipeline_model_parallel_size")
@@ -201,6 +202,10 @@ def configuration(
         fine_tuning.use_data(config, data)
     if model is not None:
         fine_tuning.use_tokenizer(config, model)
+    if isinstance(config.mixed_precision, str) and any(word.startswith("mixed_precision.") for word in overrides):
+        # Some recipes only name it, and Bridge looks it up after it has applied the overrides, which need its fields.
+        named: Any = importlib.import_module(_PRECISION)
+        config.mixed_precision = named.get_mixed_precision_config(config.mixed_precision)
     omegaconf: Any = importlib.import_module(_OVERRIDES)
     try:
         omegaconf.process_config_with_overrides(config, cli_overrides=list(overrides) or None)
