@@ -17,6 +17,7 @@ for run in "$work"/runs/*/*/; do
     name=$(basename "$(dirname "$run")")
     cat "$run"logs/*.log > "$folder/$name.log" 2>/dev/null || echo "collect.sh: $name has no log" >&2
 done
+cp "$work"/runs/*/*.log "$folder/" 2>/dev/null || true # of other commands (`run` in a list)
 cp "$results/host.txt" "$folder/"
 [ ! -f "$results/endings.txt" ] || cp "$results/endings.txt" "$folder/"
 grep -E '^[^ ]+: (exit|skipped)' "$results/summary.txt" > "$folder/summary.txt"
