@@ -1,8 +1,9 @@
-"""Ranks of training jobs, forked from one process that has imported torch and Megatron: `python forked_ranks.py`.
+"""Ranks of training jobs, forked from one process that has imported their software: `python forked_ranks.py PROGRAM`.
 
 For tests that look at a training and not at its start, most of which is imports. From the fork on, a rank is what it
-is in a job: worker.py runs from its first line on. Each line of stdin is a job: `argv`, `folder`, `output` (a file) and
-`ranks`, the variables of each. The answer is a line with their exit codes. As under torchrun, all end once one failed.
+is in a job: the program, `worker` or `bridge`, runs from its first line on. Each line of stdin is a job: `argv`,
+`folder`, `output` (a file) and `ranks`, the variables of each. The answer is a line with their exit codes. As under
+torchrun, all end once one failed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 WITHIN = 300  # seconds for a job
 
 
-def serve() -> tuple[dict[str, Any], dict[str, str]]:
+def serve(answers: IO[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Fork for each job; return in a rank, with its job and its variables."""
     for line in sys.stdin:
         job = json.loads(line)
@@ -27,7 +28,7 @@ def serve() -> tuple[dict[str, Any], dict[str, str]]:
             pids.append(os.fork())
             if not pids[-1]:
                 return job, variables
-        print(json.dumps(codes(pids)), flush=True)
+        print(json.dumps(codes(pids)), file=answers, flush=True)
     sys.exit()
 
 
@@ -55,18 +56,41 @@ def become(job: dict[str, Any], variables: dict[str, str]) -> None:
     os.dup2(output, 2)
     os.environ.update(variables)
     os.chdir(job["folder"])
-    sys.argv = [str(Path(worker.__file__)), "--", *job["argv"]]
+    sys.argv = [str(Path(program.__file__)), "--", *job["argv"]]
     worker.STARTED = time.time()
-    worker.main()
+    program.main()
+
+
+# What recipes of every kind import of Megatron-Bridge, most of it for the first of these modules.
+OF_BRIDGE = (
+    "megatron.bridge.training.pretrain",
+    "megatron.bridge.training.finetune",
+    "megatron.bridge.models.conversion.auto_bridge",
+    "megatron.bridge.training.utils.omegaconf_utils",
+    "megatron.bridge.recipes",
+    "megatron.bridge.perf_recipes",
+    "megatron.bridge.training.gpt_step",
+)
 
 
 if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Bridge prints while it is imported
     sys.path[0] = str(Path(__file__).resolve().parents[1] / "launchers")
     from fp8launch.injob.rank import worker
     from fp8launch.injob.rank.compat import cpu, python311
 
     python311.install()
     cpu.install()
-    from fp8launch.injob.rank import pretrain  # noqa: F401
+    program: Any = worker
+    if sys.argv[1] == "bridge":
+        from fp8launch.plugins.bridge.injob import absent_packages
+        from fp8launch.plugins.bridge.injob import bridge as program
 
-    become(*serve())
+        worker.prepare_megatron("cpu")  # Bridge takes functions out of the modules that this replaces
+        absent_packages.install()
+        absent_packages.load_together(OF_BRIDGE)
+    else:
+        from fp8launch.injob.rank import pretrain  # noqa: F401
+
+    become(*serve(answers))

@@ -137,21 +137,28 @@ def srun(processes: int, argv: list[str], **env: str) -> Run:
 
 
 @functools.cache
-def _server(python_path: str) -> subprocess.Popen[str]:
-    """The process that has imported the Megatron of this path."""
-    command = [sys.executable, str(ROOT / "tests" / "forked_ranks.py")]
+def _server(program: str, python_path: str) -> subprocess.Popen[str]:
+    """The process that has imported the software of a program, from this path first."""
+    command = [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), program]
     env = job_environment(PYTHONPATH=python_path)
     server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(server.communicate)
     return server
 
 
-def forked(processes: int, argv: Sequence[str], folder: Path | None = None, PYTHONPATH: str = "", **env: str) -> Run:
+def forked(
+    processes: int,
+    argv: Sequence[str],
+    folder: Path | None = None,
+    PYTHONPATH: str = "",
+    program: str = "worker",
+    **env: str,
+) -> Run:
     """The processes of one node, without each one's imports: for tests of a training and not of its start."""
     size, port = str(processes), str(ranks.free_port())
     env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     each = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    server = _server(PYTHONPATH)
+    server = _server(program, PYTHONPATH)
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.NamedTemporaryFile("r", errors="replace") as output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -79,12 +80,20 @@ def write_conversations(folder: Path) -> None:
     (folder / "training.jsonl").write_text((json.dumps({"messages": conversation}) + "\n") * 160)
 
 
+# The packages of this environment that its own PYTHONPATH names are the job's too.
+OWN_PATH = os.environ.get("PYTHONPATH", "")
+
+
 def run_job(
-    folder: Path, options: Sequence[str] = OPTIONS, words: Sequence[str] = (), path: str | None = None
+    folder: Path, options: Sequence[str] = OPTIONS, words: Sequence[str] = (), path: str = OWN_PATH, **env: str
 ) -> train_jobs.Run:
-    # The packages of this environment that its own PYTHONPATH names are the job's too.
-    path = os.environ.get("PYTHONPATH", "") if path is None else path
-    return train_jobs.finish([train_jobs.start(bridge.__file__, ["--", *options, *words], (), folder, PYTHONPATH=path)])
+    argv = ["--", *options, *words]
+    return train_jobs.finish([train_jobs.start(bridge.__file__, argv, (), folder, PYTHONPATH=path, **env)])
+
+
+def fork_job(folder: Path, options: Sequence[str], words: Sequence[str], **env: str) -> train_jobs.Run:
+    """`run_job` without the imports of Bridge, which take longer than a training."""
+    return train_jobs.forked(1, [*options, *words], folder, OWN_PATH, "bridge", **env)
 
 
 @pytest.mark.parametrize("separator", [["--"], []])
@@ -171,9 +180,7 @@ def test_a_file_that_the_wheel_lacks_is_named(
 
 @pytest.mark.train
 @pytest.mark.parametrize("release", {each.rpartition(".")[0]: each for each in releases()}.values())
-def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(
-    release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(release: str, tmp_path: Path) -> None:
     """.cache/bridge has the newest release (test_with_bridge.py). For 0.5 FP8LAUNCH_BRIDGE_0_5 is the PYTHONPATH
     MEGATRON:TRANSFORMERS:SITE:BRIDGE/src, and so on."""
     minor = release.rpartition(".")[0]
@@ -187,21 +194,20 @@ def test_a_recipe_of_nvidia_trains_and_resumes_on_the_cpu(
         start = [OLDER, "--arguments=config_variant=v1,precision=bf16", OPTIONS[1], f"--release={release}"]
         tiny = [word.replace("dataset.seq_length", "dataset.sequence_length") for word in TINY]
 
-    def job(folder: Path, *words: str) -> train_jobs.Run:
-        return run_job(folder, start, words, path)
-
+    later = fork_job if path is None else functools.partial(run_job, path=path)
     words = [f"--model={tmp_path}", *tiny]
-    first = job(tmp_path, *words, "train.train_iters=3").succeeded()
+    first = run_job(tmp_path, start, [*words, "train.train_iters=3"], path or OWN_PATH).succeeded()
     assert sorted(first.losses) == [1, 2, 3]
     evidence = re.search(r"fp8launch-probe: (\{.*\})", first.output)
     assert evidence is not None and json.loads(evidence[1])["totals"]["linears"] == 8
-    monkeypatch.setenv("FP8LAUNCH_PROFILE", '{"tool": "torch", "start": 3, "end": 5, "ranks": [0]}')
-    rest = job(tmp_path, *words, "train.train_iters=5", "--resume=ckpt").succeeded()
+    resumed = [*words, "train.train_iters=5", "--resume=ckpt"]
+    measured = '{"tool": "torch", "start": 3, "end": 5, "ranks": [0]}'
+    rest = later(tmp_path, start, resumed, FP8LAUNCH_PROFILE=measured).succeeded()
     assert sorted(rest.losses) == [4, 5]
     profile = re.search(r"fp8launch-profile: (\{.*\})", rest.output)
     assert profile is not None and json.loads(profile[1])["iteration"] == 4
     assert (tmp_path / json.loads(profile[1])["trace"]).is_file()
-    refused = job(tmp_path, *words, "train.no_such_field=1")
+    refused = later(tmp_path, start, [*words, "train.no_such_field=1"])
     assert refused.codes == [2] and "no_such_field" in refused.output
 
 
@@ -213,7 +219,7 @@ def fine_tune(folder: Path, task: str, *words: str) -> train_jobs.Run:
         f"--task={task}",
         f"--model={folder / 'model'}",
     ]
-    return run_job(folder, options, [*FINE_TUNING, *words])
+    return fork_job(folder, options, [*FINE_TUNING, *words])
 
 
 NAMED = """
