@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ LINES = [
     for line in path.read_text().splitlines()
     if (words := line.split()) and not words[0].startswith("#")  # as bash's `read` does: quotes are the recipe's
 ]
-RUNS = [(name, words) for name, words in LINES if words[0] != "compare"]
+RUNS = [(name, words) for name, words in LINES if words[0] != "compare" and words[2] != "run"]
+COMMANDS = {tuple(words[3:]) for _, words in LINES if words[2:3] == ["run"]}
 # Parts of a line that need a plugin. The recipe `tune_base` profiles an iteration.
 NEEDS = {
     "bridge:": "bridge",
@@ -52,6 +54,15 @@ def test_a_line_is_a_run(name: str, words: list[str]) -> None:
     assert loaded.recipe.resources.gpus_per_node <= int(gpus)
     if loaded.recipe.launch.script is None:
         assert prepare_loaded(loaded).layout.world == loaded.recipe.resources.world_size
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS), ids=lambda words: words[words.index("--model") + 1])
+def test_a_command_of_a_list_has_these_options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter, program, *options = words
+    assert (interpreter, program) == ("python3", "{here}/torchtitan_steps.py")
+    module = runpy.run_path(program.replace("{here}", str(H200)))
+    monkeypatch.setattr("sys.argv", [program, *options])
+    assert module["arguments"]().compile
 
 
 def test_a_comparison_names_runs_of_its_list() -> None:
