@@ -38,7 +38,7 @@ def test_ranks_of_a_cpu_are_profiled_by_operator_and_train_the_same(megatron: No
     report = parse_paths([log])
     (profile,) = report.as_json()["profile"]["profiles"]  # type: ignore[index]
     assert (profile["tool"], profile["rank"], profile["iterations"]) == ("torch", 1, [6, 7])
-    assert {"aten::mm", "aten::add_"} <= {row["name"] for row in profile["top"]}
+    assert "aten::mm" in {row["name"] for row in profile["top"]}
     assert sum(row["share"] for row in profile["top"]) == pytest.approx(1, abs=0.2)
     assert report.steady_state.dropped["profiled"] == (6, 7, 8)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -121,6 +122,17 @@ def start(processes: list[subprocess.Popen[str]], tracker: str, folder: Path, at
     return process
 
 
+def next_line(process: subprocess.Popen[str], seconds: float = 120) -> str:
+    """Return the next line of stderr. A process that says nothing for so long is killed, and the line is empty."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        assert process.stderr is not None
+        return process.stderr.readline()
+    finally:
+        timer.cancel()
+
+
 def said_at_end(process: subprocess.Popen[str]) -> str:
     process.terminate()
     _, said = process.communicate(timeout=60)
@@ -149,9 +161,9 @@ def test_a_killed_tracker_logs_every_iteration_once(
         file.write("".join(line(number, 3.0) for number in range(40, 43)))
     (folder / "logs" / "1-1.log").write_text("".join(line(number, 2.0) for number in range(31, 61)))
     second = start(processes, tracker, folder, "1-1")
-    assert second.stderr.readline().startswith(f"fp8launch: tracking: {tracker}: ")
+    assert next_line(second).startswith(f"fp8launch: tracking: {tracker}: ")
     if tracker == "wandb":
-        assert "wandb sync --id run-1 " in second.stderr.readline()
+        assert "wandb sync --id run-1 " in next_line(second)
     assert said_at_end(second) == ""
     rows = logged(tracker, folder)
     assert [row[1] for row in rows] == list(range(1, 61))
