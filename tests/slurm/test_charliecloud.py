@@ -59,3 +59,14 @@ def test_an_image_without_the_jobs_python(site: Site, image: Image) -> None:
     assert until(lambda: site.state(run)["state"] == "failed", 120, 0.5), site.state(run)
     assert "python4" in site.json("parse", run)["failure"]["message"]
     assert "stopped" in site.state(run)["survival"] and "command-not-found" in site.state(run)["survival"]["stopped"]
+
+
+@pytest.mark.train
+def test_ranks_of_a_node_mount_the_same_image_at_once(site: Site, image: Image) -> None:
+    file = site.folder / "squashed.yaml"
+    mounts = ", ".join(map(str, image.mounts))
+    file.write_text(f"runtime: charliecloud\nimages: {{tiny: {image.squash()}}}\nmounts: [{mounts}]\n")
+    inside = sets("container.image=tiny", f"launch.python={sys.executable}", "train.iterations=3")
+    run = site.submit("--cluster", str(file), *inside, *sets("resources.nodes=1", "resources.gpus_per_node=2"))
+    assert until(lambda: site.state(run)["state"] in ("completed", "failed"), 240, 0.5)
+    assert site.state(run)["state"] == "completed", site.json("parse", run)["failure"]

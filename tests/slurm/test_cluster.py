@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -111,6 +112,8 @@ def test_a_container_has_its_own_root_and_our_python_on_two_nodes(slurm: Cluster
     code = "import os, sys; print(open('/etc/os-release').read().strip(), os.uname().nodename, sys.prefix)"
     names = ["node1", "node2"] if slurm.site.namespaces else 2 * [slurm.site.host]
     expected = [f'NAME="{NAME}" {name} {sys.prefix}' for name in names]
+    # Two ch-run that start at once on a host fail if both have to make the folder to mount on.
+    Path(f"/var/tmp/{getpass.getuser()}.ch/mnt").mkdir(parents=True, exist_ok=True)
     for root in (image.folder, image.squash()):
         argv = ["ch-run", *image.binds, str(root), "--", sys.executable, "-c", code]
         assert sorted(slurm.run("srun", "-w", "node[1-2]", *argv).stdout.splitlines()) == expected

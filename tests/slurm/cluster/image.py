@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +53,7 @@ class Image:
         return [f"--bind={path}:{path}" for path in self.mounts]
 
     def squash(self) -> Path:
-        """The same image as one .sqsh file beside the folder, which ch-run mounts by itself.
-
-        Two ch-run that start at once on a host fail if both have to make the folder to mount it on.
-        """
-        Path(f"/var/tmp/{getpass.getuser()}.ch/mnt").mkdir(parents=True, exist_ok=True)
+        """The same image as one .sqsh file beside the folder, which ch-run mounts by itself."""
         file = self.folder.with_suffix(".sqsh")
         argv = ["mksquashfs", str(self.folder), str(file), "-noappend", "-quiet", "-no-progress"]
         subprocess.run(argv, check=True, capture_output=True, env={"PATH": SEARCH})

@@ -175,6 +175,23 @@ def _rendezvous() -> list[str]:
     ]
 
 
+def _mount_folder(job: Job) -> list[str]:
+    """Make the folder on which ch-run mounts a .sqsh file, on every node.
+
+    Each ch-run makes it if it is missing, and fails if another one on the node has just done so.
+    """
+    image = job.container
+    if image is None or image.runtime != "charliecloud" or job.resources.tasks_per_node == 1:
+        return []
+    if job.folder is not None and not image.image.endswith(".sqsh"):
+        return []
+    return [
+        "# Tasks that start at once on a node cannot all make the folder on which ch-run mounts the image.",
+        'srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \\',
+        f'{INDENT}mkdir -p "/var/tmp/$USER.ch/mnt" || true',
+    ]
+
+
 def _step(job: Job) -> list[str]:
     srun: list[list[Word]] = [
         [WITH_ENVIRONMENT, "srun"],
@@ -195,6 +212,7 @@ def _step(job: Job) -> list[str]:
         explain = f'{host_python(job)} {_PORTABLE_RUN} explain "$run_folder" "$attempt" "$status" || true'
         more.append(f'[ "$status" = 0 ] || {explain}')
     lines[-1:-1] = more
+    lines = [*_mount_folder(job), *lines]
     if job.survival is None:
         return lines
     return [
