@@ -1,19 +1,23 @@
 # The environment of H200 hosts without a network, for run.sh and tune.sh, which say what SITE, PACK and AO are.
 # Sourced with $top (the checkout) and $work (a temporary folder); sets SITE and exports the rest.
+unpack() { # FOLDER WHEEL...
+    local folder=$1 wheel
+    for wheel in "${@:2}"; do
+        [ ! -f "$wheel" ] || python3 -m zipfile -e "$wheel" "$folder" || exit 3
+    done
+}
+
 if [ -z "${SITE:-}" ] && [ -n "${PACK:-}" ]; then
     SITE=$work/site
     mkdir -p "$SITE"
     tar -C "$SITE" -xJf "$PACK/hopper-site.tar.xz" || exit 3
     # pip would not add megatron-bridge to the folder megatron, which it shares with megatron-core.
-    for wheel in "$PACK"/whl/*.whl; do python3 -m zipfile -e "$wheel" "$SITE" || exit 3; done
+    unpack "$SITE" "$PACK"/whl/*.whl
+    unpack "$work/titan" "$PACK"/titan/*.whl
     for bundle in "$PACK"/megatron-bridge-*.tar.xz; do
         # A namespace package: Bridge lies beside megatron-core.
         [ -f "$bundle" ] && tar -C "$work" -xJf "$bundle" && cp -r "$work/src/megatron/bridge" "$SITE/megatron/"
     done
-    if [ -d "$PACK/titan" ]; then
-        mkdir -p "$work/titan"
-        for wheel in "$PACK"/titan/*.whl; do python3 -m zipfile -e "$wheel" "$work/titan" || exit 3; done
-    fi
     mkdir -p "$work/flash3"
     [ ! -f "$PACK/flash3.tar.xz" ] || tar -C "$work/flash3" -xJf "$PACK/flash3.tar.xz" || exit 3
     for bundle in "$PACK"/torchao-*.tar.xz; do

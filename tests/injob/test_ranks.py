@@ -153,7 +153,8 @@ node.main()
 
 
 def test_a_port_that_another_program_took_is_chosen_again(megatron: None, tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text("print('trained')")
+    # One write: `print` writes a line and its end separately, and the two ranks share the stream.
+    (tmp_path / "worker.py").write_text("import sys; sys.stdout.write('trained\\n')")
     done = subprocess.run(
         [sys.executable, "-c", TAKEN, str(tmp_path / "worker.py")],
         env=job_environment(PYTHONPATH=str(CODE.parents[2])),

@@ -17,7 +17,7 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 def ask(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[str, str]]:
-    """Runs a command without a token of the hub; its stdout and stderr."""
+    """Run a command without a Hugging Face token, and return its stdout and stderr."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.chdir(home)
 

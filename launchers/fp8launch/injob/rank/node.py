@@ -102,7 +102,7 @@ def children(parent: int) -> list[int]:
 
 
 def run_alone(worker: Path, options: list[str], argv: list[str]) -> int:
-    """Run the job's only process in a session of its own, as torchrun would, and return its exit code.
+    """Run the job's only process in its own session, as torchrun does, and return its exit code.
 
     Its failure is reported in torchrun's words, from which the supervisor reads the cause.
     """

@@ -207,7 +207,7 @@ def _moe_router(run: ResolvedRun) -> Iterator[Option]:
 
 @_knob("grouped-gemm", "speed")
 def _grouped_gemm(run: ResolvedRun) -> Iterator[Option]:
-    """Multiply all experts in one CUTLASS kernel on Hopper in bf16: 1.15 times as fast (benchmarks/h200/peers.md)."""
+    """Multiply all experts in one CUTLASS kernel (bf16, Hopper): 1.15 times as fast (benchmarks/h200/peers.md)."""
     bf16 = run.quantization is None
     if run.uses_te and run.on("num_experts") and run.on("moe_grouped_gemm") and bf16 and run.gpu.capability == (9, 0):
         on = run.env.get(CUTLASS_GROUPED_GEMM) == "1"

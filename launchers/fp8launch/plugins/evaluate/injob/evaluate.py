@@ -102,7 +102,7 @@ def find_tasks(wanted: Sequence[str], folder: Path | None) -> Any:
     if folder is not None:
         folders.append(str(folder))
     tasks: Any = importlib.import_module("lm_eval.tasks")
-    # lm-eval takes several seconds to read the thousands of files of its own tasks. Groups may refer to them.
+    # Reading lm-eval's own task files takes several seconds. Groups of a user's tasks may refer to them.
     manager = tasks.TaskManager(include_path=folders, include_defaults=False)
     if not set(wanted) <= set(manager.all_subtasks):
         manager = tasks.TaskManager(include_path=folders)
