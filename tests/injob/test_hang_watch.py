@@ -13,8 +13,10 @@ import pytest
 
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor import hang_watchdog
-from fp8launch.injob.supervisor.health_watch import Actions
-from fp8launch.injob.supervisor.job_scheduler import JobScheduler
+from fp8launch.injob.supervisor.failures import ending_of_attempt
+from fp8launch.injob.supervisor.health_rules import Event
+from fp8launch.injob.supervisor.health_watch import CAUSE, Actions, event_of
+from fp8launch.injob.supervisor.job_scheduler import JobScheduler, Training
 from fp8launch.job.prepared import prepare
 from fp8launch.submit.supervisor_plan import hang_plan
 
@@ -129,6 +131,26 @@ def test_a_log_that_grows_or_a_checkpoint_that_is_written_is_no_hang(
     hang_watchdog.watch(log, tmp_path / "ckpt", JobScheduler("1", tmp_path, {}, {}), plan, None, Actions.of_plan({}))
     assert process.wait(60) == 0
     assert 8.5 < ended[0] - began < 14
+
+
+def test_a_finding_has_its_own_line_although_a_rank_has_not_ended_its_last_one(tmp_path: Path) -> None:
+    """Python writes a line and its end separately."""
+
+    class Step(Training):
+        def end(self, at_once: bool = False) -> bool:
+            return True
+
+    class Job(JobScheduler):
+        def training(self) -> Training:
+            return Step()
+
+    log = tmp_path / "1-0.log"
+    log.write_text(LINE.format(1, 10.0) + LINE.format(2, 10.0).rstrip("\n"))
+    event = Event("nan", "the loss is NaN", 1, 2)
+    assert hang_watchdog.end_unhealthy(log, Job("1", tmp_path, {}, {}), event)
+    failure = ending_of_attempt(log.read_text() + "\n").failure
+    assert failure is not None and failure.code == CAUSE
+    assert event_of(CAUSE, failure.source, "", Actions.of_plan({})) == event
 
 
 RANK = """

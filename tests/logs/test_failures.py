@@ -13,7 +13,10 @@ from support import log_text
 from support_logs import DATA, REAL, dump, line
 
 from fp8launch.injob.supervisor.failure_patterns import PATTERNS
-from fp8launch.injob.supervisor.failures import NEEDLES, read_ending, traceback_of
+from fp8launch.injob.supervisor.failures import NEEDLES, ending_of_attempt, read_ending, traceback_of
+from fp8launch.injob.supervisor.hang_watchdog import HUNG
+from fp8launch.injob.supervisor.health_rules import Event
+from fp8launch.injob.supervisor.health_watch import record_of
 from fp8launch.logs import read_log
 
 
@@ -251,6 +254,18 @@ def test_slurms_announcement_counts_although_iterations_follow(tmp_path: Path) -
     failure = read_log(path).processes[0].ending.failure
     assert failure is not None
     assert (failure.code, failure.line) == ("time-limit", 3)
+
+
+@pytest.mark.parametrize("code", ["unhealthy-training", "hang"])
+def test_what_the_supervisor_ended_a_training_for_counts_although_iterations_follow(tmp_path: Path, code: str) -> None:
+    """A step of milliseconds is over before the processes are found and killed."""
+    event = Event("nan", "the loss is NaN", 1, 2)
+    finding = record_of(event) if code == "unhealthy-training" else f"{HUNG}the log has not grown for 99 s"
+    text = "\n".join([line(1), line(2), finding, *(line(i) for i in range(3, 12))]) + "\n"
+    path = tmp_path / "log"
+    path.write_text(text)
+    for failure in (read_log(path).processes[0].ending.failure, ending_of_attempt(text).failure):
+        assert failure is not None and failure.code == code
 
 
 def test_a_traceback_is_separated_from_other_ranks() -> None:

@@ -11,17 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_runs import write_run
 from support import BENCHMARKS, real_logs, sitting
 
 from fp8launch.cli import run
 from fp8launch.injob.supervisor.health_rules import CODES, LIMITS, HealthLimits
+from fp8launch.injob.supervisor.slow_node import SlowNode
 from fp8launch.recipe.field_types import HealthCode
 from fp8launch.recipe.sections import Health
 from fp8launch.report.losses import loss_summary
 from fp8launch.report.outcome import limits_of
-from fp8launch.report.read_run import run_from_logs
+from fp8launch.report.read_run import run_from_folder, run_from_logs
 from fp8launch.report.run_report import RunReport
 from fp8launch.report.throughput import read_logs, summarise_run
+from fp8launch.rundir.run_dir import RunFolder
 
 Value = Callable[[int], object]
 DONE = "[after training is done] datetime: 2026-11-20 12:00:00\n"
@@ -321,3 +324,15 @@ def test_a_slowdown_that_is_not_one_nodes_names_none(tmp_path: Path, times: Call
 def test_a_node_that_slows_nobody_is_not_named(tmp_path: Path) -> None:
     """The step time stays: the forward pass is a small part of it."""
     assert report(tmp_path, text(before=node_times(1.6))).health == ()
+
+
+def test_a_slow_node_that_the_job_found_is_reported_although_the_log_leaves_doubt(tmp_path: Path) -> None:
+    found = SlowNode("node2", 340.0, 2.2, 2.5, 2, 0.95, 76, 190, (12, 37))
+    run = write_run(tmp_path / "made-1", None)
+    (run / "logs").mkdir()
+    (run / "logs" / "1-0.log").write_text(text())
+    attempt = {"name": "1-0", "job": "1", "before": 0, "slow_node": {**found.as_json(), "excluded": True}}
+    (run / "attempts.json").write_text(json.dumps({"attempts": [attempt]}))
+    [problem] = run_from_folder(RunFolder(run)).health
+    stated = {"code": "slow-node", "severity": "warning", "message": found.sentence, "iterations": [76, 190]}
+    assert problem.as_json() == {**stated, **found.as_json()}

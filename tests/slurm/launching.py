@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
+from support import wait_for
 
 from fp8launch.logs import scan_file
 
@@ -71,6 +72,21 @@ class Site:
     def state(self, run: str) -> dict[str, Any]:
         answer: dict[str, Any] = self.json("runs", run)[0]
         return answer
+
+    def requeue(self, job: str) -> None:
+        """Requeue a running job, and see it run again, without the two minutes that Slurm waits."""
+
+        def waits() -> bool:
+            return self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING"
+
+        def runs_again() -> bool:
+            # Slurm sets the two minutes when the job has been cleaned up, perhaps after an earlier update.
+            self.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return not waits()
+
+        self.slurm.run("scontrol", "requeue", job)
+        wait_for(waits, 60)
+        wait_for(runs_again, 300)
 
     def log(self, run: str) -> Path:
         return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]

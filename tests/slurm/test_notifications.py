@@ -55,12 +55,9 @@ def test_a_job_that_is_requeued_and_then_cancelled(site: Site) -> None:
         run = site.submit("--yes", "--set", sleeps)
         wait_for(lambda: site.state(run)["state"] == "running" and "sleeps" in site.log(run).read_text(), 120)
         job = site.state(run)["jobs"][-1]
-        site.slurm.run("scontrol", "requeue", job)
-        wait_for(lambda: site.slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING", 60)
+        site.requeue(job)
         assert "DUE TO JOB REQUEUE" in next((site.runs / run / "logs").glob("*.out")).read_text()
         assert messages == []
-        # A requeued job starts after two minutes.
-        site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         wait_for(lambda: len(list((site.runs / run / "logs").glob("*.log"))) == 2, 180)
         wait_for(lambda: "sleeps" in site.log(run).read_text(), 60)
         assert site.run("cancel", run).returncode == 0

@@ -35,10 +35,7 @@ def test_two_attempts_are_one_run(site: Site) -> None:
     folder = site.runs / run
     wait_for(lambda: latest(folder / "checkpoints") >= 40, 180)
     job = site.state(run)["jobs"][-1]
-    site.slurm.run("scontrol", "requeue", job)
-    wait_for(lambda: site.slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING", 60)
-    # A requeued job starts after two minutes.
-    site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    site.requeue(job)
     wait_for(lambda: site.state(run)["state"] == "completed", 300)
     assert len(json.loads((folder / "attempts.json").read_text())["attempts"]) == 2
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})

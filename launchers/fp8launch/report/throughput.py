@@ -16,7 +16,7 @@ from typing import Literal
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import error
 from fp8launch.hardware.gpus import Dtype
-from fp8launch.injob.supervisor.health_rules import IS_NAN, LIMITS, HealthLimits, HealthProblem
+from fp8launch.injob.supervisor.health_rules import IS_NAN, LIMITS, SLOW_NODE, HealthLimits, HealthProblem
 from fp8launch.logs import Iteration, IterationTable, LoggedProcesses, ParsedLog, attempts_of, read_log
 from fp8launch.logs.field_names import NOT_FINITE, TIMER_PREFIX
 from fp8launch.logs.identify import foreign_program, why_no_iterations
@@ -289,7 +289,10 @@ def summarise(
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
         setup = replace(setup, dtype="fp8")  # reported by the job's probe; the arguments are unknown
     validations = [one for log in logs for one in log.validations]
-    acted_upon = [HealthProblem(one.code, "warning", one.sentence, one.first, one.last) for one in actions]
+    acted_upon = [HealthProblem(one.code, "warning", one.sentence, one.first, one.last, one.facts) for one in actions]
+    if any(one.code == SLOW_NODE for one in actions):
+        # The job judged when it mattered; the lines that came later may blur what it saw.
+        limits = replace(limits, ignore=(*limits.ignore, SLOW_NODE))
     health = (*health_of(steady, attempts, validations, setup.arguments, limits), *acted_upon)
     status, failure = status_of(attempts, steady, contradiction(logs, verification), health)
     return RunReport(

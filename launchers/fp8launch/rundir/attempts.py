@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.health_rules import SLOW_NODE
 from fp8launch.injob.supervisor.slow_node import SlowNode
 from fp8launch.rundir.atomic_io import read_json
 from fp8launch.rundir.run_dir import RunFolder, is_job_id, write_atomically
@@ -84,10 +85,10 @@ def attempts_of(run: RunFolder) -> Attempts:
 
 @dataclass(frozen=True)
 class HealthAction:
-    """The job's action on broken training in one attempt.
+    """What the job found in one attempt: broken training, on which it acted, or a slow node.
 
     Iterations `first` to `last` are concerned. `rewound_to` is the checkpoint that the run went back to: the
-    attempt's iterations after it do not count. None if the run stopped.
+    attempt's iterations after it do not count. None if the run stopped, or a node is slow. `facts` are for scripts.
     """
 
     attempt: str
@@ -96,9 +97,12 @@ class HealthAction:
     first: int
     last: int
     rewound_to: int | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
+        if self.code == SLOW_NODE:
+            return self.message
         if self.rewound_to is None:
             return f"{self.message}: the job stopped the run"
         return (
@@ -108,10 +112,13 @@ class HealthAction:
 
 
 def health_actions(run: RunFolder) -> list[HealthAction]:
-    """Return the health actions of a run's jobs, oldest first."""
+    """Return what a run's jobs found and acted upon, oldest first."""
     found = []
     for attempt in read_attempt_log(run).get("attempts", []):
         health, name = as_mapping(attempt.get("health")), attempt.get("name")
+        slow = SlowNode.of_json(attempt.get("slow_node"))
+        if slow and isinstance(name, str):
+            found.append(HealthAction(name, SLOW_NODE, slow.sentence, slow.first, slow.last, None, slow.as_json()))
         code, message = health.get("code"), health.get("message")
         good, until, target = (as_int(health.get(key)) for key in ("good", "until", "rewound_to"))
         if isinstance(name, str) and isinstance(code, str) and isinstance(message, str) and good is not None:

@@ -66,6 +66,8 @@ _CONNECTION_CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|remote
 _TIMED_OUT = re.compile(r"[Tt]imed[ _]?out|[Tt]imeout")
 _ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}\d{1,15}\s{0,20}/\s{0,20}\d{1,15}\s{0,20}\|")
 _SLURM_ANNOUNCES = re.compile(r"DUE TO |CANCELLED AT ")
+# The supervisor ends the training for what this line reports; a fast training prints further iterations until it dies.
+_SUPERVISOR_ENDS_IT = re.compile(r"^fp8launch: (?:hang|unhealthy): ")
 _EXITING = re.compile(r"\[(exiting program[^\]]{0,200})")
 _CONFIGURATION = re.compile(r"arguments\.py|_config\.py|/config/|validate_args|__post_init__|yaml_arguments")
 _REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "RuntimeError")
@@ -186,8 +188,9 @@ class FailureFinder:
 def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, batch_output: str = "") -> Ending:
     """Return how a process ended, from lines as (byte offset, text): all lines, or only lines with one of `NEEDLES`.
 
-    Failures before offset `since` did not stop the training, except failures that Slurm announced. `batch_output` is
-    what srun printed, if that is another file: it shows whether srun ended the step itself.
+    Failures before offset `since` did not stop the training, except failures that Slurm announced or for which the
+    supervisor ended it. `batch_output` is what srun printed, if that is another file: it shows whether srun ended the
+    step itself.
     """
     finished, whole, exit_line = False, False, None
     finder = FailureFinder()
@@ -195,7 +198,7 @@ def read_ending(lines: Iterable[tuple[int, str]], since: int = 0, batch_output: 
     aborted = _STEP_ABORTED.search(batch_output) is not None
     for offset, raw in lines:
         line = raw[:LONGEST_LINE]
-        if offset < since and not _SLURM_ANNOUNCES.search(line):
+        if offset < since and not (_SLURM_ANNOUNCES.search(line) or _SUPERVISOR_ENDS_IT.search(line)):
             continue
         if ALL_WRITTEN in line:
             whole = True

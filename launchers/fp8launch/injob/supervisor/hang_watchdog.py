@@ -222,8 +222,9 @@ def hung_nodes(line: str) -> str | None:
 
 
 def _append(log: Path, text: str) -> None:
-    with log.open("a") as file:  # append, because the training writes to the log as well
-        file.write(text)
+    """Append lines to a log that the training writes to as well, perhaps a line that does not have its end yet."""
+    with log.open("a") as file:
+        file.write(f"\n{text}")
 
 
 @dataclass(frozen=True)
