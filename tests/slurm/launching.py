@@ -81,7 +81,7 @@ class Site:
 
         def runs_again() -> bool:
             # Slurm sets the two minutes when the job has been cleaned up, perhaps after an earlier update.
-            self.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            self.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
             return not waits()
 
         self.slurm.run("scontrol", "requeue", job)
