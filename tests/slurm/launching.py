@@ -73,20 +73,19 @@ class Site:
         answer: dict[str, Any] = self.json("runs", run)[0]
         return answer
 
-    def requeue(self, job: str) -> None:
-        """Requeue a running job, and see it run again, without the two minutes that Slurm waits."""
+    def requeue(self, run: str) -> None:
+        """Requeue a run's job, and see its training start again, without the two minutes that Slurm waits each time."""
+        job = self.state(run)["jobs"][-1]
+        logs = self.runs / run / "logs"
+        before = len(list(logs.glob("*.log")))
 
-        def waits() -> bool:
-            return self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING"
-
-        def runs_again() -> bool:
-            # Slurm sets the two minutes when the job has been cleaned up, perhaps after an earlier update.
+        def started_again() -> bool:
+            # Slurm sets the two minutes when the job has been cleaned up, and again if a node was not ready for it.
             self.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
-            return not waits()
+            return len(list(logs.glob("*.log"))) > before
 
         self.slurm.run("scontrol", "requeue", job)
-        wait_for(waits, 60)
-        wait_for(runs_again, 300)
+        wait_for(started_again, 300)
 
     def log(self, run: str) -> Path:
         return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]

@@ -34,8 +34,7 @@ def test_two_attempts_are_one_run(site: Site) -> None:
     run = site.submit("--yes", "--attempts", "2", *trained, *trackers)
     folder = site.runs / run
     wait_for(lambda: latest(folder / "checkpoints") >= 40, 180)
-    job = site.state(run)["jobs"][-1]
-    site.requeue(job)
+    site.requeue(run)
     wait_for(lambda: site.state(run)["state"] == "completed", 300)
     assert len(json.loads((folder / "attempts.json").read_text())["attempts"]) == 2
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
