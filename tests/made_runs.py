@@ -45,6 +45,7 @@ class Made:
     joules: float | None = None
     end: str = "[after training is done] datetime: 2026-11-20 10:00:00 "
     arguments: Mapping[str, object] = field(default_factory=dict)
+    validations: Mapping[int, float] = field(default_factory=dict)  # by iteration
 
     def text(self) -> str:
         fp8 = {} if self.precision == "bf16" else {"fp8": "hybrid", "fp8_recipe": self.precision}
@@ -67,6 +68,8 @@ class Made:
                 f" global batch size: {self.batch:5d} |{lm_loss} loss scale: 1.0 | grad norm: {1.2 + i % 5 / 10:.3f} |"
                 f" number of skipped iterations:   0 | number of nan iterations: {int(loss is None)} |"
             )
+            if i in self.validations:
+                lines.append(f" validation loss at iteration {i} | lm loss value: {self.validations[i]:.6E} | ")
         return "\n".join([*lines, self.end, ""])
 
 

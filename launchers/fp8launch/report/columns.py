@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from fp8launch import plugin_registry
 from fp8launch.report.differences import settings_change_speed
-from fp8launch.report.rows import Ratio, Row, about_loss, in_units, scaling_modes
+from fp8launch.report.rows import Ratio, Row, about_loss, about_validation, in_units, scaling_modes
 from fp8launch.report.run_report import Statistic, json_list
 from fp8launch.report.tables import Table
-from fp8launch.wording import rounded
+from fp8launch.wording import rounded, signed_percent
 
 NONE = "–"
 
@@ -50,6 +50,17 @@ def ratio_mark(ratio: Ratio) -> str:
     if ratio.comparability.noted:
         return "*"
     return ""
+
+
+def validation_text(row: Row) -> str:
+    """Render the validation loss relative to the baseline's, in percent with its interval."""
+    found = row.validation
+    if found is None or found.relative is None:
+        return NONE
+    text = signed_percent(found.relative)
+    if found.interval is None:
+        return text
+    return f"{text} [{signed_percent(found.interval.low)}, {signed_percent(found.interval.high)}]"
 
 
 def mfu_text(row: Row) -> str:
@@ -208,6 +219,33 @@ _LOSS = Column(
         "seeds": _of("loss.seeds"),
     },
 )
+_VALIDATION = (
+    Column(
+        "validation",
+        lambda row: row.validation,
+        "validation loss",
+        lambda row: row.validation.loss.end_text if row.validation and row.validation.loss else NONE,
+        csv={
+            "validation_iteration": _of("validation.iteration"),
+            "validation_tokens": _of("validation.tokens"),
+            "validation_loss": _of("validation.loss.mean"),
+            "validation_std": _of("validation.loss.std"),
+            "validation_seeds": _of("validation.loss.seeds"),
+        },
+    ),
+    Column(
+        "validation_relative",
+        _of("validation.relative"),
+        "relative validation loss (%) [95 % interval]",
+        validation_text,
+        csv={
+            "validation_relative": _of("validation.relative"),
+            "validation_relative_low": _of("validation.interval.low"),
+            "validation_relative_high": _of("validation.interval.high"),
+            "validation_against": _of("validation.against"),
+        },
+    ),
+)
 _RUNS = Column(
     "runs",
     _runs,
@@ -296,6 +334,7 @@ COLUMNS: tuple[Column, ...] = (
         },
     ),
     _LOSS,
+    *_VALIDATION,
     Column("notes", lambda row: list(row.notes), csv={}),
 )
 
@@ -314,11 +353,13 @@ def shows_speedup(rows: Sequence[Row]) -> bool:
 
 
 def _table_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns in the table's order. The loss comes first if the rows are about it, else it is left out."""
-    ordered = _columns()
-    ordered.remove(_LOSS)
-    if about_loss(rows):
-        ordered.insert(ordered.index(_RUNS) + 1, _LOSS)
+    """Return the columns in the table's order. The losses come first if the rows are about them, else without them."""
+    ordered = [column for column in _columns() if column not in (_LOSS, *_VALIDATION)]
+    results = [_LOSS] if about_loss(rows) else []
+    if about_validation(rows):
+        results += _VALIDATION
+    at = ordered.index(_RUNS) + 1
+    ordered[at:at] = results
     if not shows_speedup(rows):
         ordered.remove(_SPEEDUP)
     return ordered

@@ -31,6 +31,7 @@ from fp8launch.report.read_run import NOT_SUBMITTED, SETTINGS, with_unset
 from fp8launch.report.rows import Published, Ratio, Row, about_loss, group_runs, scaling_modes
 from fp8launch.report.run_report import RunReport, json_list
 from fp8launch.report.steady_state import RULE
+from fp8launch.report.validation import validation_loss
 from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import and_more, counted
 
@@ -216,7 +217,7 @@ def compare(
     rows = []
     parities: list[Parity] = []
     for row in grouped:
-        speedup = None
+        speedup = base = None
         if bases:
             base = counterpart(row, bases)
             if row.facts.get("precision") != base.facts.get("precision"):
@@ -230,6 +231,7 @@ def compare(
                 speedup=speedup,
                 efficiency=scaling.get(row.name),
                 published=published_speed(row, grouped),
+                validation=validation_loss(row, base),
                 recomputed_tflops=recomputed,
                 price_per_gpu_hour=price_per_gpu_hour,
             )

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.report.differences import LEARNING, TASK, HasFacts, differing_facts, settings_change_speed
@@ -143,10 +143,18 @@ class LossSummary:
         return f"{self.end:.4f}" if self.std is None else f"{self.end:.4f} ± {self.std:.4f}"
 
 
+class RunEnd(NamedTuple):
+    """The final loss of one run: its last value, and the mean over its last `averaged` iterations."""
+
+    seed: str
+    last: float
+    smoothed: float
+    averaged: int = 1
+
+
 def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
     """Summarize the losses of a row's runs. Return None if none of them logged a finite loss."""
-    lasts, smoothed, counts = [], [], []
-    of_seed: dict[str, list[float]] = {}
+    ends = []
     for run in runs:
         curve = losses(run)
         values = values_of(finite_losses(run))
@@ -155,25 +163,25 @@ def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
         # If most of the final losses are NaN or infinite, the few finite ones do not represent the run.
         if 2 * sum(math.isfinite(curve[number]) for number in at_end) > count:
             count = min(count, len(values))
-            lasts.append(values[-1])
-            smoothed.append(statistics.fmean(values[-count:]))
-            of_seed.setdefault(str(run.facts.get("seed")), []).append(smoothed[-1])
-            counts.append(count)
-    if not counts:
-        return None
-    by_seed = [statistics.fmean(same) for same in of_seed.values()]
+            ends.append(RunEnd(str(run.facts.get("seed")), values[-1], statistics.fmean(values[-count:]), count))
+    return summary_over_seeds(ends) if ends else None
+
+
+def summary_over_seeds(ends: Sequence[RunEnd]) -> LossSummary:
+    """Summarize the final losses of at least one run."""
+    by_seed = list(seed_means(ends).values())
     interval = mean_interval(by_seed)
     if interval and interval.low < 0 <= min(by_seed):
         # A cross entropy is never negative.
         interval = replace(interval, low=0.0, method=f"{interval.method}, cut off at 0")
     found = LossSummary(
-        last=statistics.median(lasts),
-        smoothed=statistics.median(smoothed),
+        last=statistics.median(end.last for end in ends),
+        smoothed=statistics.median(end.smoothed for end in ends),
         perplexity=None,
         spread=max(by_seed) - min(by_seed) if len(by_seed) > 1 else None,
-        iterations=min(counts),
-        runs=len(counts),
-        values=tuple(smoothed),
+        iterations=min(end.averaged for end in ends),
+        runs=len(ends),
+        values=tuple(end.smoothed for end in ends),
         seed_values=tuple(by_seed),
         mean=statistics.fmean(by_seed),
         std=statistics.stdev(by_seed) if len(by_seed) > 1 else None,
@@ -182,6 +190,14 @@ def loss_summary(runs: Sequence[RunReport]) -> LossSummary | None:
     if found.end < _LARGEST:
         found = replace(found, perplexity=math.exp(found.end))
     return found
+
+
+def seed_means(ends: Iterable[RunEnd]) -> dict[str, float]:
+    """Return the mean final loss of each seed's runs."""
+    of_seed: dict[str, list[float]] = {}
+    for end in ends:
+        of_seed.setdefault(end.seed, []).append(end.smoothed)
+    return {seed: statistics.fmean(same) for seed, same in of_seed.items()}
 
 
 def end_words(summaries: Iterable[LossSummary | None]) -> str:

@@ -84,7 +84,7 @@ def parity(variant: Sequence[RunReport], base: Sequence[RunReport], tolerance: f
     `tolerance` is relative: 0.02 for 2 %. Each run is compared with the baseline's runs that had the same data in
     the same order; the difference is the mean over them.
     """
-    variant, base = _conclusive(variant), _conclusive(base)
+    variant, base = conclusive(variant), conclusive(base)
     pairs = _pairs(variant, base)
     if not pairs:
         reasons = parity_differences(variant[0].facts, base[0].facts)
@@ -136,7 +136,7 @@ def _mean_of(runs: Sequence[RunReport], curves: Mapping[int, Curve]) -> Curve:
     return mean([curves[id(run)] for run in runs])
 
 
-def _conclusive(runs: Sequence[RunReport]) -> list[RunReport]:
+def conclusive(runs: Sequence[RunReport]) -> list[RunReport]:
     """Return the runs that ended as planned or whose loss became NaN; all if there are none."""
     ended = []
     for run in runs:

@@ -87,7 +87,9 @@ def fitted_widths(table: Table, width: int) -> dict[int, int]:
         for header, *cells in zip(table.headers, *table.rows, strict=True)
         if header in _DROPPED_LAST and len(set(cells)) == 1
     ]
-    for start in (*_DROPPED, *constant, *_DROPPED_LAST):
+    # A validation loss says more about the model than the training loss does.
+    superseded = ("loss at the end",) if "validation loss" in table.headers else ()
+    for start in (*_DROPPED, *constant, *_DROPPED_LAST, *superseded):
         if needed() <= room:
             break
         for position in list(columns):
