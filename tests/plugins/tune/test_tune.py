@@ -334,3 +334,28 @@ def test_a_dry_run_of_a_search_holds_its_changes(home: Path, capsys: pytest.Capt
     gains = [one["predicted"] or 1 for one in start["changes"]]
     assert gains == sorted(gains, reverse=True) and gains[0] > 1
     assert any("mxfp8 runs only on" in one["why"] for one in start["refused"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ratio"),
+    [
+        ((), 1.18),
+        (
+            (
+                *("megatron.experimental_attention_variant=gated_delta_net", "megatron.linear_attention_freq=2"),
+                *("megatron.cuda_graph_impl=none", "megatron.cuda_graph_modules=null"),
+            ),
+            1.15,
+        ),
+    ],
+    ids=["predicted", "not predicted"],
+)
+def test_grouped_gemms_are_predicted_or_taken_from_a_measurement(
+    overrides: tuple[str, ...], ratio: float, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Path(__file__).resolve().parents[3] / "benchmarks/h200/recipes/qwen3_30b_6layers_x1_tuned.yaml"
+    words = [word for text in overrides for word in ("--set", text)]
+    assert run(["tune", str(recipe), *words, "--knobs", "grouped-gemm", "--dry-run", "--json"]) == 0
+    (start,) = json.loads(capsys.readouterr().out)
+    (change,) = start["changes"]
+    assert change["predicted"] == pytest.approx(ratio, abs=0.01)

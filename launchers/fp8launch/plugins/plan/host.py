@@ -14,7 +14,7 @@ does not wait.
 
 from __future__ import annotations
 
-from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA
+from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA, Experts
 from fp8launch.megatron.model_arithmetic import Arguments, graph_modules, recomputed_modules
 from fp8launch.plugins.plan.layer_terms import HostTime
 from fp8launch.plugins.plan.workload import Workload
@@ -62,36 +62,35 @@ def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostT
             dense += software.launch_gathered
     # The measured layers have two parts, attention and MLP.
     dense /= len(DENSE_LAYER)
-    before = 0.0
+    before = after = after_back = 0.0
     for part in kind:
         if part != EXPERTS:
             before += dense * (1 - graphed(run.args, _GRAPHED.get(part, "mlp")))
-    after = 0.0
     experts = run.model.experts_of(kind)
     if experts:
         # The projections to and from a latent width are half of an MLP's launches.
         linear = (experts.shared > 0) + 0.5 * (experts.latent is not None)
         before += dense * linear * (1 - graphed(run.args, "moe"))
         before += software.launch_routing * (1 - graphed(run.args, "moe_router", "moe_preprocess"))
-        after = _experts(run, kind, quantized)
+        after, after_back = _experts(run, kind, quantized)
     before *= host.python
     if run.on("overlap_moe_expert_parallel_comm"):
         before *= software.launch_overlapped
         after *= software.launch_overlapped
-    forward = software.launch_forward * (before + after)
-    backward = before + after - forward
-    launched = software.launch_forward * after
+        after_back *= software.launch_overlapped
+    forward = software.launch_forward * before + after
+    backward = (1 - software.launch_forward) * before + after_back
     waiting = 0.0
     if _waits_for_routing(run):
-        waiting = max(launched - routed, 0.0)
+        waiting = max(after - routed, 0.0)
     if "moe" in recomputed_modules(run.args):
         # The backward pass begins by running these forward again.
-        return HostTime(forward, backward + launched, 2 * waiting)
+        return HostTime(forward, backward + after, 2 * waiting)
     return HostTime(forward, backward, waiting)
 
 
-def _experts(run: Workload, kind: str, quantized: bool) -> float:
-    """Return the seconds to launch dispatch, experts and combination for both passes."""
+def _experts(run: Workload, kind: str, quantized: bool) -> tuple[float, float]:
+    """Return the seconds to launch dispatch, experts and combination, forward and backward."""
     software, host, experts = run.speeds.software, run.speeds.device.host, run.model.experts_of(kind)
     assert experts is not None
     each = software.launch_expert.get(run.recipe(quantized), software.launch_expert["bf16"])
@@ -99,8 +98,29 @@ def _experts(run: Workload, kind: str, quantized: bool) -> float:
         each = 0.0  # one kernel for all experts
     if run.split.ep == 1:
         each *= software.launch_alone
-    launched = software.launch_dispatch * host.python + each * experts.count / run.split.ep * host.experts
-    return launched * (1 - graphed(run.args, "moe"))
+    dispatch = software.launch_dispatch * host.python
+    products = each * experts.count / run.split.ep * host.experts
+    forward = software.launch_forward * (dispatch + products)
+    backward = dispatch + products - forward
+    if _multiplied_at_once(run, experts, quantized):
+        forward -= software.launch_forward * products
+        # The other half are weight gradients.
+        backward -= (1 - software.launch_forward) * products / 2
+    alone = 1 - graphed(run.args, "moe")
+    return forward * alone, backward * alone
+
+
+def _multiplied_at_once(run: Workload, experts: Experts, quantized: bool) -> bool:
+    """Whether one CUTLASS kernel computes a linear layer of all experts, except for its weight gradients.
+
+    `nvte_multi_tensor_gemm` (common/gemm/cublaslt_gemm.cu of Transformer Engine 2.20) uses it on Hopper for 16-bit
+    inputs and outputs whose inner dimension is the same multiple of 128 for all experts. Weight gradients miss both
+    conditions: their inner dimension is the number of tokens of an expert, and they are accumulated in fp32.
+    """
+    if not run.on("cutlass_grouped_gemm") or run.recipe(quantized) != "bf16":
+        return False
+    inner = experts.latent or run.model.hidden, experts.ffn // run.split.etp
+    return run.speeds.gpu.capability == (9, 0) and not any(size % 128 for size in inner)
 
 
 def _waits_for_routing(run: Workload) -> bool:

@@ -14,6 +14,7 @@ from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.model_arithmetic import whole, why_not_counted
 from fp8launch.plugins.plan.calibration import corrected, corrections, stored_rates
 from fp8launch.plugins.plan.change import Change, Target
+from fp8launch.plugins.plan.settings import timed_settings
 from fp8launch.plugins.plan.speeds import DEVICES, Links, speeds
 from fp8launch.recipe.load import RecipeSource, is_of_engine, load_recipe, read_recipe
 from fp8launch.recipe.validation_problems import precision_fix
@@ -123,7 +124,9 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
             "plan-engine", message, loaded.where("engine"), "plan a recipe or a model of the pack: `fp8launch recipes`"
         )
     args = engine.translate(loaded)
-    values = {**engine.defaults(args), **engine.traits(loaded.recipe).fills_in, **args.attributes}
+    traits = engine.traits(loaded.recipe)
+    values = {**engine.defaults(args), **traits.fills_in, **args.attributes}
+    values.update(timed_settings(loaded.recipe, traits, loaded.recipe.environment))
     if architecture(values) is None:
         reason = why_not_counted(values) or "a size of the model is missing"
         message = f"{reason}, so neither speed nor memory can be predicted"

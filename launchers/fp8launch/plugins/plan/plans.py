@@ -21,6 +21,7 @@ from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.inputs import SEQUENCE, base_of, resource_overrides, source_of, target_of
 from fp8launch.plugins.plan.layouts import Layout, Search
 from fp8launch.plugins.plan.search import search
+from fp8launch.plugins.plan.settings import timed_arguments
 from fp8launch.plugins.plan.step_time import StepTime, step_time_at
 from fp8launch.recipe.load import RecipeSource, load_recipe
 
@@ -163,7 +164,7 @@ def own_layout(source: RecipeSource, asked: Sequence[str], target: Target) -> Pl
     step, memory = _step(run, target), run_estimate(run)
     if step is None or memory is None:
         return None
-    return Planned(tuple(asked), Layout(Change(run.arguments), step, memory), step, memory)
+    return Planned(tuple(asked), Layout(Change(timed_arguments(run)), step, memory), step, memory)
 
 
 def _legal(source: RecipeSource, words: Sequence[str]) -> ResolvedRun | str:
@@ -177,7 +178,7 @@ def _legal(source: RecipeSource, words: Sequence[str]) -> ResolvedRun | str:
 
 
 def _step(run: ResolvedRun, target: Target) -> StepTime | None:
-    return step_time_at(run.arguments, target.gpus, target.global_batch, target.speeds)
+    return step_time_at(timed_arguments(run), target.gpus, target.global_batch, target.speeds)
 
 
 def nothing_planned(found: Search, bases: Sequence[Change], target: Target, refused: Sequence[str]) -> UserError:

@@ -12,6 +12,7 @@ from fp8launch.plugins.estimate.cost import Throughput
 from fp8launch.plugins.estimate.estimates import Prediction
 from fp8launch.plugins.estimate.memory import MemoryEstimate
 from fp8launch.plugins.plan.releases import RELEASE, older_releases, slower
+from fp8launch.plugins.plan.settings import timed_arguments
 from fp8launch.plugins.plan.speeds import DEVICES
 from fp8launch.plugins.plan.step_time import NOTICEABLE, StepTime, step_time
 
@@ -24,7 +25,7 @@ def estimate_step(run: ResolvedRun, memory: MemoryEstimate | None) -> Prediction
         return "the speed model covers Megatron-Core with Transformer Engine's layers only"
     if run.gpu.name not in DEVICES:
         return f"the speed model has no rates for {run.gpu.name}"
-    step = step_time(run.arguments, run.layout.world, run.layout.global_batch, run.gpu)
+    step = step_time(timed_arguments(run), run.layout.world, run.layout.global_batch, run.gpu)
     if step is None:
         return why_not_counted(run.arguments) or "a size of the model is missing, or the layers do not divide"
     basis = f"predicted, {speed_range(step)}"

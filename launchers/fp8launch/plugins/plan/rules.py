@@ -33,11 +33,13 @@ def fp8_experts_slower(run: ResolvedRun) -> Iterator[Finding]:
     if not run.quantized or not run.is_estimated or experts < MANY_EXPERTS:
         return
     # Every check imports this module, but few runs reach this point. The speed model is slow to import.
+    from fp8launch.plugins.plan.settings import timed_arguments
     from fp8launch.plugins.plan.step_time import step_time
 
     world, batch = run.layout.world, run.layout.global_batch
-    in_bf16 = {**run.arguments, **dict.fromkeys(DEFAULT_RECIPE)}
-    quantized, plain = (step_time(args, world, batch, run.gpu) for args in (run.arguments, in_bf16))
+    own = timed_arguments(run)
+    in_bf16 = {**own, **dict.fromkeys(DEFAULT_RECIPE)}
+    quantized, plain = (step_time(args, world, batch, run.gpu) for args in (own, in_bf16))
     if quantized is None or plain is None:
         return
     speed = plain.ms / quantized.ms

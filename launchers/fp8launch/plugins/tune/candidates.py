@@ -14,6 +14,7 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError, error, errors_in
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.plugins.estimate.fit import run_estimate
+from fp8launch.plugins.plan.settings import timed_arguments
 from fp8launch.plugins.plan.step_time import step_time
 from fp8launch.plugins.tune.knobs import Knob, Option
 from fp8launch.plugins.tune.state import Candidate, Start
@@ -82,7 +83,7 @@ def predict(prepared: Prepared) -> Prediction:
     run = resolve_run(prepared)
     if not run.is_estimated:
         return Prediction()
-    step = step_time(run.arguments, run.layout.world, run.layout.global_batch, run.gpu)
+    step = step_time(timed_arguments(run), run.layout.world, run.layout.global_batch, run.gpu)
     memory = run_estimate(run)
     found = Prediction()
     if step:
@@ -287,6 +288,8 @@ def _candidate(one: _Accepted, base: Prediction, run: ResolvedRun) -> Candidate:
     gain = one.option.prior
     if base.step_ms and found.step_ms:
         gain *= base.step_ms / found.step_ms
+    else:
+        gain *= one.option.unpredicted
     more = None
     if base.needs_gib is not None and found.needs_gib is not None:
         more = found.needs_gib - base.needs_gib

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.hardware.connections import CONNECTIONS
 from fp8launch.hardware.quantization import quantization_recipes
+from fp8launch.plugins.plan.settings import CUTLASS_GROUPED_GEMM
 from fp8launch.wording import counted
 
 Touch = Literal["numerics", "memory", "speed"]
@@ -23,13 +24,15 @@ Touch = Literal["numerics", "memory", "speed"]
 class Option:
     """One setting of a knob. `overrides` has values by recipe key.
 
-    `prior` is a speed-up measured elsewhere, for effects that the speed model does not cover. `instead` has alternative
-    overrides with the same effect, tried in order if the check refuses the first ones.
+    `prior` is a speed-up measured elsewhere, for effects that the speed model does not cover. `unpredicted` is one for
+    effects that it does cover, used for runs whose step it cannot predict. `instead` has alternative overrides with the
+    same effect, tried in order if the check refuses the first ones.
     """
 
     name: str
     overrides: Mapping[str, Any]
     prior: float = 1.0
+    unpredicted: float = 1.0
     instead: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -47,9 +50,6 @@ class Knob:
     def keeps_numerics(self) -> bool:
         return "numerics" not in self.touches
 
-
-# Read by nvte_multi_tensor_gemm (common/gemm/cublaslt_gemm.cu of Transformer Engine).
-CUTLASS_GROUPED_GEMM = "NVTE_USE_CUTLASS_GROUPED_GEMM"
 
 _OPTIONS = Callable[[ResolvedRun], Iterator[Option]]
 _KNOBS: dict[str, Knob] = {}
@@ -127,7 +127,7 @@ def _te_activation(run: ResolvedRun) -> Iterator[Option]:
 def _qkv_rope(run: ResolvedRun) -> Iterator[Option]:
     """Apply rotary embeddings to QKV in one kernel: saves 1.8 % of an 8B step on H200 (benchmarks/h200/tuning.md)."""
     if run.uses_te and run.entry.sets_config and run.value("position_embedding_type") == "rope":
-        yield Option("one rope over QKV", {"launch.config.fused_single_qkv_rope": True}, prior=1.018)
+        yield Option("one rope over QKV", {"launch.config.fused_single_qkv_rope": True}, unpredicted=1.018)
 
 
 @_knob("loss-fusion", "memory", "speed")
@@ -212,7 +212,7 @@ def _grouped_gemm(run: ResolvedRun) -> Iterator[Option]:
     if run.uses_te and run.on("num_experts") and run.on("moe_grouped_gemm") and bf16 and run.gpu.capability == (9, 0):
         on = run.env.get(CUTLASS_GROUPED_GEMM) == "1"
         keys = {f"env.{CUTLASS_GROUPED_GEMM}": None if on else 1}
-        yield Option(_without("grouped GEMM by CUTLASS", on), keys, prior=1 / 1.15 if on else 1.15)
+        yield Option(_without("grouped GEMM by CUTLASS", on), keys, unpredicted=1 / 1.15 if on else 1.15)
 
 
 @_knob("nan-check", "speed")
