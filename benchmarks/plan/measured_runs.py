@@ -1,4 +1,4 @@
-"""Our own H200 measurements as Megatron's arguments, from the logs of benchmarks/h200."""
+"""Our own measurements on H100 and H200 as Megatron's arguments, from the logs of benchmarks/h200."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ SHARED = (
 )
 # A precision file turned FP8 off, which the arguments do not show. NaN values take less power and time.
 NOT_AS_ASKED = ("asked_but_bf16", "o3")
+# Logs do not show environment variables. These runs set NVTE_USE_CUTLASS_GROUPED_GEMM.
+GROUPED = ("2026-11-27-peers-moe ours_cutlass", "2026-11-27-startup cutlass")
 
 
 def measured_runs() -> Iterator[Run]:
@@ -31,7 +33,7 @@ def measured_runs() -> Iterator[Run]:
             continue
         processes = read_log(log).processes
         dumped = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
-        report = parse_paths([log], gpu="h200")
+        report = parse_paths([log])
         if (
             not dumped
             or not report.speed.step_time_ms
@@ -39,15 +41,16 @@ def measured_runs() -> Iterator[Run]:
             or not report.setup.global_batch_size
         ):
             continue
-        args = argument_values(dumped, log)
+        name = f"{sitting} {log_name(log)}"
+        args = {**argument_values(dumped, log), "cutlass_grouped_gemm": name in GROUPED}
         tokens = report.setup.global_batch_size * int(str(args["seq_length"]))
         yield Run(
-            name=f"{sitting} {log_name(log)}",
+            name=name,
             family="experts" if args.get("num_experts") else "dense",
-            gpu="h200",
+            gpu=report.setup.gpu or "h200",  # the first logs do not name it
             gpus=report.setup.world_size,
             global_batch=report.setup.global_batch_size,
-            args=dict(args),
+            args=args,
             measured=tokens / report.setup.world_size / report.speed.step_time_ms.median * 1000,
             untrained_router=bool(args.get("num_experts")) and not args.get("moe_router_force_load_balancing"),
         )
