@@ -6,12 +6,16 @@ The supervisor is the real one. The training is a few lines of Python that save 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import wait_for
 
+from fp8launch.injob.local_job import LocalProcesses
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.rundir.registry import find_run
 
@@ -91,6 +95,27 @@ def test_all_attempts_are_used_and_resume_gives_more(laptop: Site, tmp_path: Pat
     assert laptop.state(run)["state"] == "completed"
     assert [one["after"] for one in log_of(run)] == [5, 10, 20]
     assert "[run-done]" in laptop("resume", run, expect=1).err
+
+
+def test_a_killed_launcher_is_the_cause(laptop: Site, tmp_path: Path) -> None:
+    """SIGKILL leaves no line in the log: the cause was `unknown`, and the run stopped."""
+    (tmp_path / "stop-7").touch()
+    (tmp_path / "stop-13").touch()
+    run = laptop.submit("--attempts", "2").name
+    folder = find_run(run).path
+    for attempt, iteration in enumerate((7, 13)):
+        log = folder / f"logs/local-{attempt}.log"
+        wait_for(lambda log=log, i=iteration: log.exists() and f"iteration {i:8d}/" in log.read_text())  # type: ignore[misc]
+        (tmp_path / f"stop-{iteration}").unlink()
+        [launcher] = LocalProcesses(str(folder)).launchers
+        os.kill(launcher, signal.SIGKILL)
+    laptop.wait(run, "failed")
+    first, second = log_of(run)
+    assert [(one["after"], one["cause"]) for one in (first, second)] == [(5, "killed"), (10, "killed")]
+    assert first["then"].startswith("killed (most often by the kernel, for the node's memory): another attempt follows")
+    assert "all attempts are used" in second["then"]
+    report = json.loads(laptop("parse", run, "--json", expect=1).out)
+    assert (report["status"], report["failure"]["code"]) == ("failed", "killed")
 
 
 def test_without_attempts_a_run_may_be_resumed(laptop: Site, tmp_path: Path) -> None:

@@ -102,6 +102,15 @@ class LocalScheduler(Scheduler):
             _end(run)
 
 
+_REPORT_KILL = (
+    "# A killed launcher leaves no line in the log, and its ranks end within a second (rank/rank_watch.py).",
+    'if [ "$status" = 137 ]; then',
+    "    sleep 2",
+    '    echo "fp8launch: killed: exit status 137 (SIGKILL)" >> "$attempt.log" || true',
+    "fi",
+)
+
+
 def local_script(job: Job) -> str:
     """Return the script of a run on this machine, where torchrun starts the processes."""
     assert job.folder is not None, "a run on this machine has a run folder"
@@ -111,10 +120,10 @@ def local_script(job: Job) -> str:
         start += ["nice", "-n", "0"]
     command = [start, *start_in_container(job), *process_command(replace(job, mode="torchrun"))]
     redirect = '>> "$attempt.log" 2>&1'
-    step = training_step(command, redirect)
+    step = training_step(command, redirect, _REPORT_KILL)
     variables = []
     if job.survival is not None:
-        step = _supervised(job, training_step(command, redirect, END_WATCH))
+        step = _supervised(job, training_step(command, redirect, [*END_WATCH, *_REPORT_KILL]))
         variables.append("FP8LAUNCH_STOP_AT")
     # The script is not started by Slurm, but it may be started by hand within a job.
     job_id = "${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"

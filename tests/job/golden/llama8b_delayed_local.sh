@@ -119,6 +119,11 @@ status=0
 env "${environment[@]}" \
     "$python" "$code/rank/node.py" --nproc-per-node=8 -- "${megatron_args[@]}" >> "$attempt.log" 2>&1 || status=$?
 { kill $! && wait $!; } 2> /dev/null || true
+# A killed launcher leaves no line in the log, and its ranks end within a second (rank/rank_watch.py).
+if [ "$status" = 137 ]; then
+    sleep 2
+    echo "fp8launch: killed: exit status 137 (SIGKILL)" >> "$attempt.log" || true
+fi
 # A process may still abort on its way out, once everything is written.
 [ "$status" = 0 ] || ! grep -qsF 'fp8launch: the training is over, and everything is written' "$attempt.log" || status=0
 echo "$status" > "$attempt.exit" || true
