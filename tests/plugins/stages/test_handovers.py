@@ -110,6 +110,23 @@ def test_recipes_that_are_refused(tmp_path: Path, found: Any, sets: tuple[str, .
     assert (problem.code, words in problem.message) == (code, True), problem
 
 
+def test_every_stage_that_cannot_be_prepared_is_reported(tmp_path: Path) -> None:
+    """The report ended with the first stage from whose result a later one starts."""
+    found = (
+        {**first(), "recipe": "./missing.yaml"},
+        {**second(), "set": {**FRESH, "parallel.tp": 3}},
+        {**second(), "name": "three", "from": "two"},
+        {**convert(convert="three"), "model": None},
+        {**second(), "name": "four", "from": "hf"},
+        {**second(), "name": "five", "from": "one", "set": {**FRESH, "train.lr": -1}},
+    )
+    problems = refused(lambda: stages(tmp_path, *found))
+    assert [(problem.message.partition(":")[0], problem.code) for problem in problems] == [
+        ("stage one", "recipe-not-found"), ("stage two", "world-size"), ("stage four", "stage-format"),
+        ("stage five", "bad-value"),
+    ]  # fmt: skip
+
+
 def test_an_override_is_for_one_stage(tmp_path: Path) -> None:
     one, two = stages(tmp_path, first(), second(), sets=("two.train.iterations=7",))
     assert (one.prepared.args.values["train_iters"], two.prepared.args.values["train_iters"]) == (20, 7)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -48,13 +49,13 @@ def prepare(
     problems: list[Problem] = []
     code = 0
     for stage, where in zip(stated.stages, places, strict=True):
+        run_id = f"{stage.name}-{digest}"
         try:
-            linker.add(stage, where, own[stage.name], f"{stage.name}-{digest}")
+            linker.add(stage, where, own[stage.name], run_id)
         except UserError as refused:
             problems += named(f"stage {stage.name}", refused.problems)
             code = max(code, refused.exit_code)
-            if stage.name in {later.source for later in stated.stages}:
-                break  # what follows starts from it
+            linker.skip(stage, run_id)
     if problems:
         raise UserError(problems, code)
     found = list(linker.linked.values())
@@ -92,7 +93,8 @@ def _content(stated: Stages, source: RecipeSource, own: Mapping[str, Sequence[st
     for stage in stated.stages:
         tree = None
         if stage.recipe is not None:
-            tree = read_recipe(_recipe_name(stage.recipe, source.path.absolute().parent)).tree.plain()
+            with contextlib.suppress(UserError):  # reported with the problems of the other stages
+                tree = read_recipe(_recipe_name(stage.recipe, source.path.absolute().parent)).tree.plain()
         content.append([stage.model_dump(mode="json"), tree, list(own[stage.name])])
     return content
 
@@ -102,21 +104,41 @@ def _recipe_name(name: str, folder: Path) -> str:
     return str(folder / name) if name.startswith(("./", "../")) else name
 
 
+@dataclass(frozen=True)
+class _Skipped:
+    """A stage that cannot be prepared, as far as later stages need to know it to show their own problems."""
+
+    name: str
+    result: Path
+    is_model: bool
+    model: None = None
+
+
 class _Linker:
     """Prepares stages in order, each with what earlier ones promise."""
 
     def __init__(self, folder: Path, cluster: Cluster, study: Path) -> None:
         self.folder, self.cluster, self.study = folder, cluster, study
         self.linked: dict[str, Linked] = {}
+        self.skipped: dict[str, _Skipped] = {}
+
+    def skip(self, stage: Stage, run_id: str) -> None:
+        """Record a stage that cannot be prepared."""
+        self.skipped[stage.name] = _Skipped(stage.name, self.study / run_id, is_model=stage.convert is not None)
 
     def add(self, stage: Stage, where: str, own: Sequence[str], run_id: str) -> None:
         run = self.study / run_id
-        before = self.linked[stage.source] if stage.source else None
+        before = self.linked.get(stage.source or "")
+        skipped = self.skipped.get(stage.source or "")
+        if skipped is not None and stage.recipe is None:
+            self.skip(stage, run_id)  # all that is known of its job comes from the earlier stage
+            return
         overrides = [Override(f"{key}={json.dumps(value)}", where) for key, value in stage.set.items()]
         if stage.recipe is not None:
             loaded = load_recipe(_recipe_name(stage.recipe, self.folder), [*overrides, *own])
-            if before is not None:
-                links = _links(loaded, before, where)
+            start = before or skipped
+            if start is not None:
+                links = _links(loaded, start, where)
                 loaded = load_recipe(_recipe_name(stage.recipe, self.folder), [*overrides, *own, *links])
         else:
             assert before is not None
@@ -124,6 +146,10 @@ class _Linker:
             # --time and the like are for trainings.
             mine = [text for text in own if not isinstance(text, Override) or text.option.startswith("--set")]
             loaded = load_recipe(recipe(stage, before, run, where), [*overrides, *mine])
+        if skipped is not None:
+            prepare_loaded(loaded, self.cluster)
+            self.skip(stage, run_id)
+            return
         promised = {folder: entries for each in self.linked.values() for folder, entries in each.promises.items()}
         loaded = replace(loaded, promised={**promised, str(self.study): {}})
         prepared = prepare_loaded(self._with_mount(loaded, before), self.cluster)
@@ -186,7 +212,7 @@ def _sizes(stage: Stage) -> dict[str, int]:
     return {"tp": stage.tp, "pp": stage.pp, "ep": stage.ep}
 
 
-def _links(loaded: LoadedRecipe, before: Linked, where: str) -> list[Override]:
+def _links(loaded: LoadedRecipe, before: Linked | _Skipped, where: str) -> list[Override]:
     """Return the overrides that let a recipe start from the result of an earlier stage."""
     result = json.dumps(str(before.result))
     key = "checkpoint.load"
