@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.gpus import gpu
+from fp8launch.job.prepared import prepare
 from fp8launch.plugins.plan.calibration import (
     PROGRAM,
+    Correction,
     corrected,
     corrections,
     keep,
@@ -25,6 +28,7 @@ from fp8launch.plugins.plan.calibration import (
     reference_rates,
 )
 from fp8launch.plugins.plan.speeds import speeds
+from fp8launch.plugins.plan.step_time import step_time_at
 
 H200 = "NVIDIA H200"
 
@@ -60,6 +64,49 @@ def test_only_what_was_measured_and_has_a_reference_changes() -> None:
     assert own.gemm("delayed") == pytest.approx(0.9 * known.gemm("delayed"))
     assert own.gemm("bf16") == known.gemm("bf16") and own.memory == known.memory
     assert own.device == known.device
+
+
+def test_a_host_without_a_reference_is_reported_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time of the host was measured, kept, and not shown anywhere."""
+    rows = json.loads(result(H200))["rates"]
+    rows.append({"kernel": "host", "shape": "small layers", "rate": 524.0, "unit": "microseconds per layer"})
+    file = tmp_path / "rates.json"
+    file.write_bytes(result(H200, rates=rows, skipped={}))
+    words = ["plan", "llama8b_fp8", "--gpu", "h200", "--cluster", "site", "--top", "1", "--json"]
+    assert run([*words, "--rates", str(file)]) == 0
+    shown = capsys.readouterr()
+    assert "  host: 524 microseconds per layer; changes nothing, no reference for h200 yet" in shown.err.splitlines()
+    found = json.loads(shown.out)[0]["basis"]["calibration"]
+    assert (found["device"], found["date"]) == (H200, "2026-11-26")
+    kernels = {one["kernel"]: one for one in found["kernels"]}
+    assert kernels["gemm fp8"]["factor"] == pytest.approx(0.9) and kernels["gemm fp8"]["reason"] is None
+    assert kernels["host"] == {
+        "kernel": "host",
+        "measured": {"small layers": 524.0},
+        "unit": "microseconds per layer",
+        "factor": None,
+        "reason": "no reference for h200 yet",
+    }
+    rates_file(Cluster(name="site")).unlink()
+    assert run(words) == 0
+    assert json.loads(capsys.readouterr().out)[0]["basis"]["calibration"] is None
+
+
+def test_a_slower_host_changes_a_step_that_waits_for_it_and_no_other() -> None:
+    known = speeds(gpu("h100"))
+    assert known is not None
+    slow = corrected(known, [Correction("host", {"small layers": 500.0}, "microseconds per layer", 1, 0.5)])
+    ratios = []
+    for recipe in ("qwen3_30b_a3b_tensorwise_h100", "llama70b_tensorwise_h100"):
+        found = resolve_run(prepare(recipe))
+        before, after = (
+            step_time_at(found.arguments, found.layout.world, found.layout.global_batch, at) for at in (known, slow)
+        )
+        assert before is not None and after is not None and not after.depends_on_host
+        ratios.append(after.ms / before.ms)
+    assert ratios[0] > 1.1 and ratios[1] == 1
 
 
 def test_rates_of_another_order_of_magnitude_change_nothing() -> None:

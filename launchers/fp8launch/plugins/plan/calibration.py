@@ -14,9 +14,10 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fp8launch.cluster.profile import Cluster, config_folder
 from fp8launch.diagnostics import error
@@ -25,6 +26,7 @@ from fp8launch.injob.regular_files import read_regular
 from fp8launch.plugins.plan.speeds import Host, Speeds
 from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.untyped import as_mapping
+from fp8launch.wording import counted
 
 PROGRAM = Path(__file__).with_name("injob") / "rates.py"
 _REFERENCE = Path(__file__).with_name("reference_rates.csv")
@@ -38,22 +40,63 @@ GROUPS = ("gemm bf16", "gemm fp8", "attention", "memory", "host")
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured rates by kernel and shape, with the GPU's name as the driver states it."""
+    """Measured rates by kernel and shape, with the GPU's name as the driver states it. `units` are by kernel."""
 
     device: str
     date: str
     rates: Mapping[tuple[str, str], float]
+    units: Mapping[str, str]
     skipped: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Correction:
-    """How a group of kernels compares with the reference. Without a `factor`, `reason` says why it changes nothing."""
+    """How a group of kernels compares with the reference.
+
+    `measured` has the rates of the group by shape; `shapes` says how many of them have a reference. Without a `factor`,
+    `reason` says why the group changes nothing.
+    """
 
     group: str
+    measured: Mapping[str, float]
+    unit: str
     shapes: int
     factor: float | None
     reason: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """What was measured and what it changes."""
+        if self.factor is not None:
+            return f"{self.factor:.3f} times the reference, {counted(self.shapes, 'shape')}"
+        if not self.measured:
+            return f"changes nothing, {self.reason}"
+        text = f"{counted(len(self.measured), 'shape')} measured"
+        if len(self.measured) == 1:
+            (rate,) = self.measured.values()
+            text = f"{rate:,.0f} {self.unit}"
+        return f"{text}; changes nothing, {self.reason}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.group,
+            "measured": dict(self.measured),
+            "unit": self.unit,
+            "factor": self.factor,
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The rates that a prediction uses, and what they change."""
+
+    rates: Rates
+    corrections: tuple[Correction, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        found = [one.as_json() for one in self.corrections]
+        return {"device": self.rates.device, "date": self.rates.date, "kernels": found}
 
 
 def rates_file(cluster: Cluster) -> Path:
@@ -71,15 +114,17 @@ def parsed(raw: bytes, where: str) -> Rates:
     except ValueError:
         found = {}
     rates: dict[tuple[str, str], float] = {}
+    units: dict[str, str] = {}
     rows = found.get("rates")
     for row in map(as_mapping, rows if isinstance(rows, list) else []):
         rate = row.get("rate")
         if isinstance(rate, int | float) and math.isfinite(rate) and rate > 0:
             rates[str(row.get("kernel")), str(row.get("shape"))] = float(rate)
+            units[str(row.get("kernel"))] = str(row.get("unit", ""))
     if found.get("format") != _FORMAT or not rates:
         raise error("not-rates", "the file has no measured rates", where, "measure again: fp8launch plan --calibrate")
     skipped = {str(name): str(reason) for name, reason in as_mapping(found.get("skipped")).items()}
-    return Rates(str(found.get("device")), str(found.get("date")), rates, skipped)
+    return Rates(str(found.get("device")), str(found.get("date")), rates, units, skipped)
 
 
 def read_file(file: Path) -> bytes:
@@ -157,26 +202,26 @@ def corrections(rates: Rates, gpu: Gpu) -> list[Correction]:
     """Compare measured rates with the reference of the same GPU type. A factor above 1 is faster."""
     found = []
     for group in GROUPS:
+        measured = {shape: rate for (kernel, shape), rate in rates.rates.items() if kernel == group}
         ratios = []
-        for (kernel, shape), rate in rates.rates.items():
-            known = reference_rates().get((gpu.name, kernel, shape))
-            if kernel == group and known is not None:
+        for shape, rate in measured.items():
+            known = reference_rates().get((gpu.name, group, shape))
+            if known is not None:
                 ratios.append(known / rate if group == "host" else rate / known)
+        factor, reason = None, ""
         if ratios:
             factor = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            if 1 / MOST < factor < MOST:
-                found.append(Correction(group, len(ratios), factor))
-            else:
-                reason = f"{factor:.2g} times the reference is not plausible"
-                found.append(Correction(group, len(ratios), None, reason))
+            if not 1 / MOST < factor < MOST:
+                factor, reason = None, f"{factor:.2g} times the reference is not plausible"
         elif group in rates.skipped:
-            found.append(Correction(group, 0, None, f"not measured: {rates.skipped[group]}"))
+            reason = f"not measured: {rates.skipped[group]}"
         else:
-            found.append(Correction(group, 0, None, f"no reference for {gpu.name}"))
+            reason = f"no reference for {gpu.name} yet"
+        found.append(Correction(group, measured, rates.units.get(group, ""), len(ratios), factor, reason))
     return found
 
 
-def corrected(known: Speeds, found: list[Correction]) -> Speeds:
+def corrected(known: Speeds, found: Iterable[Correction]) -> Speeds:
     """Return speeds with these corrections."""
     factors = {one.group: one.factor for one in found if one.factor is not None}
     fractions = known.fractions

@@ -12,7 +12,7 @@ from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import precision_names
 from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.model_arithmetic import whole, why_not_counted
-from fp8launch.plugins.plan.calibration import corrected, corrections, stored_rates
+from fp8launch.plugins.plan.calibration import Calibration, corrected, corrections, stored_rates
 from fp8launch.plugins.plan.change import Change, Target
 from fp8launch.plugins.plan.settings import timed_settings
 from fp8launch.plugins.plan.speeds import DEVICES, Links, speeds
@@ -155,8 +155,10 @@ def target_of(
     links = _links(reference.links, resources.world_size, cluster, say)
     known = speeds(device, links)
     assert known is not None
+    calibration = None
     if rates := stored_rates(cluster, device):
-        known = corrected(known, corrections(rates, device))
+        calibration = Calibration(rates, tuple(corrections(rates, device)))
+        known = corrected(known, calibration.corrections)
         if say is not None:
             say(f"Using the rates of {rates.device} that `plan --calibrate` measured on {rates.date}.")
     stated = recipe.batch.global_ or whole(base_of(source, own, None).args, "global_batch_size")
@@ -169,7 +171,7 @@ def target_of(
     def writable(changed: Mapping[str, str]) -> bool:
         return engine.spelled(changed) is not None
 
-    return Target(resources.world_size, batch, device, known, fixed, writable)
+    return Target(resources.world_size, batch, device, known, fixed, writable, calibration)
 
 
 def _links(reference: Links, world: int, cluster: Cluster | None, say: Callable[[str], None] | None) -> Links:
