@@ -14,10 +14,13 @@ mkdir -p "$folder" "$work/runs"
 [ ! -f "$archive" ] || tar -C "$work/all" -xJf "$archive"
 tar -C "$work/runs" -xJf "$results/runs.tar.xz"
 for run in "$work"/runs/*/*/; do
+    [ -d "$run" ] || continue
     name=$(basename "$(dirname "$run")")
     cat "$run"logs/*.log > "$folder/$name.log" 2>/dev/null || echo "collect.sh: $name has no log" >&2
 done
-cp "$work"/runs/*/*.log "$folder/" 2>/dev/null || true # of other commands (`run` in a list)
+for file in "$work"/runs/*/*.{log,json}; do # of other commands (`run` in a list)
+    [ ! -f "$file" ] || cp "$file" "$folder/"
+done
 cp "$results/host.txt" "$folder/"
 [ ! -f "$results/endings.txt" ] || cp "$results/endings.txt" "$folder/"
 grep -E '^[^ ]+: (exit|skipped)' "$results/summary.txt" > "$folder/summary.txt"

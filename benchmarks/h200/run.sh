@@ -2,8 +2,8 @@
 # Run a list of recipes on the GPUs of this machine and bring their logs and numbers back: run.sh LIST [SECONDS]
 #
 # LIST is a name in lists/ or a file, or several with commas between. Each line is one run, `GPUS NAME RECIPE [submit
-# options]`, where RECIPE is a file or a name in recipes/. In the options {here} is this folder, {data} is DATA, and {text}
-# a dataset made of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside
+# options]`, where RECIPE is a file or a name in recipes/. In the options {here} is this folder, {runs} the folder of the line's
+# results, {data} is DATA, and {text} a dataset made of this machine's Python library by tools/text_dataset.py. GPUS is how many it takes; lines that fit beside
 # each other run at once (their numbers are then good for evidence, not for speed), unless SERIAL=1. A run that takes more than EACH
 # seconds (default 150), or past SECONDS (default 540), is ended, and none starts with less than NEED seconds left (default
 # EACH). A line `GPUS NAME run COMMAND...` runs any other command, and `compare TITLE NAME...` compares runs at the end.
@@ -129,6 +129,7 @@ while read -r need name recipe options <&3; do
     free=("${free[@]:need}")
     [ -f "$recipe" ] || [[ "$recipe" == *:* || "$recipe" = run ]] || recipe=$here/recipes/$recipe.yaml
     options=${options//\{here\}/$here}
+    options=${options//\{runs\}/$work/runs/$name}
     options=${options//\{data\}/${DATA:-}}
     one "$name" "$ids" "$recipe" ${options//\{text\}/$work/text} &
     taken[$!]=$ids

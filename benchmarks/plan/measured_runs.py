@@ -31,26 +31,27 @@ def measured_runs() -> Iterator[Run]:
     for sitting, log in logs():
         if sitting in SHARED or log_name(log) in NOT_AS_ASKED:
             continue
-        processes = read_log(log).processes
-        dumped = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
-        report = parse_paths([log])
-        if (
-            not dumped
-            or not report.speed.step_time_ms
-            or not report.setup.world_size
-            or not report.setup.global_batch_size
-        ):
-            continue
-        name = f"{sitting} {log_name(log)}"
-        args = {**argument_values(dumped, log), "cutlass_grouped_gemm": name in GROUPED}
-        tokens = report.setup.global_batch_size * int(str(args["seq_length"]))
-        yield Run(
-            name=name,
-            family="experts" if args.get("num_experts") else "dense",
-            gpu=report.setup.gpu or "h200",  # the first logs do not name it
-            gpus=report.setup.world_size,
-            global_batch=report.setup.global_batch_size,
-            args=args,
-            measured=tokens / report.setup.world_size / report.speed.step_time_ms.median * 1000,
-            untrained_router=bool(args.get("num_experts")) and not args.get("moe_router_force_load_balancing"),
-        )
+        run = measured_run(log, f"{sitting} {log_name(log)}")
+        if run is not None:
+            yield run
+
+
+def measured_run(log: Path, name: str) -> Run | None:
+    """Return the run of a log; None if it has no step time or does not show its arguments."""
+    processes = read_log(log).processes
+    dumped = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
+    report = parse_paths([log])
+    if not dumped or not report.speed.step_time_ms or not report.setup.world_size or not report.setup.global_batch_size:
+        return None
+    args = {**argument_values(dumped, log), "cutlass_grouped_gemm": name in GROUPED}
+    tokens = report.setup.global_batch_size * int(str(args["seq_length"]))
+    return Run(
+        name=name,
+        family="experts" if args.get("num_experts") else "dense",
+        gpu=report.setup.gpu or "h200",  # the first logs do not name it
+        gpus=report.setup.world_size,
+        global_batch=report.setup.global_batch_size,
+        args=args,
+        measured=tokens / report.setup.world_size / report.speed.step_time_ms.median * 1000,
+        untrained_router=bool(args.get("num_experts")) and not args.get("moe_router_force_load_balancing"),
+    )
