@@ -31,11 +31,15 @@ def recipe_text(
     `setting` describes how and where the trials ran; `notes` are remarks on the kept changes.
     """
     recipe: dict[str, Any] = {}
+    notes = list(notes)
     if ":" in name:
         engine, _, own = name.partition(":")
         recipe |= {"engine": engine, engine: {"recipe": own}}
     else:
-        recipe["extends"] = [_parent(source, file)]
+        parent = _parent(source, file)
+        recipe["extends"] = [parent]
+        if parent.startswith("."):
+            notes.append(f"It extends {parent}, relative to this file: move both together.")
     entries = []
     for word in user:
         key, _, text = word.partition("=")
