@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fp8launch.cli import complete
 from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.destination import destination_options
 from fp8launch.cli.output import echo, eprint, json_option, print_problems, set_option, show_json, with_options
+from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import prepare_loaded
@@ -28,7 +29,7 @@ from fp8launch.plugins.convert.conversion import (
     unfinished_run,
 )
 from fp8launch.plugins.convert.section import ConvertDtype
-from fp8launch.recipe.load import load_recipe
+from fp8launch.recipe.load import RecipeSource, load_recipe
 from fp8launch.recipe.yaml_source import is_folder
 from fp8launch.rundir.names import has_runs, is_own_folder, run_named
 from fp8launch.rundir.registry import is_written_as_path, job_ids, run_root
@@ -94,19 +95,28 @@ def megatron_to_hf(
 
     --model is needed only if the checkpoint does not record which model it was converted from.
     """
+    run, checkpoint, named = checkpoint_of(source, iteration, model, "convert-model")
+    if run is not None and is_own_work(run.path, checkpoint):
+        options["overrides"] = ("checkpoint.allow_pickle=true", *options["overrides"])
+    return _run(conversion("megatron-to-hf", named, out, checkpoint, dtype), **options)
+
+
+def checkpoint_of(
+    source: str, iteration: int | None, model: str | None, code: str
+) -> tuple[RunFolder | None, Path, str]:
+    """Return the run that `source` names, its checkpoint, and the Hugging Face model that belongs to the checkpoint.
+
+    The run is None for a folder of checkpoints. `code` is the code of the error if no model is known.
+    """
     run = run_of(source)
-    places = [Path(source).expanduser()]
-    if run is not None:
-        places = checkpoint_folders(run, source)
+    places = [Path(source).expanduser()] if run is None else checkpoint_folders(run, source)
     checkpoint = checkpoint_in(places[0], iteration)
     named = model or next(filter(None, map(model_of, [checkpoint, *places[1:]])), None)
     if named is None:
         message = f"{checkpoint} does not record which Hugging Face model it corresponds to"
-        fix = "name one with --model: a folder with its config.json, or a name on the hub"
-        raise error("convert-model", message, "--model", fix)
-    if run is not None and is_own_work(run.path, checkpoint):
-        options["overrides"] = ("checkpoint.allow_pickle=true", *options["overrides"])
-    return _run(conversion("megatron-to-hf", model_named(named, "--model"), out, checkpoint, dtype), **options)
+        fix = "name one with --model: a folder with its config.json and tokenizer, or a name on the hub"
+        raise error(code, message, "--model", fix)
+    return run, checkpoint, model_named(named, "--model")
 
 
 def run_of(source: str) -> RunFolder | None:
@@ -158,24 +168,43 @@ def _run(
     else:
         sizes = {"tp": tp, "pp": pp, "ep": ep}
         source = recipe_of(wanted, sizes, gpu, image, _secrets(wanted.model))
-        prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
-        checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
-        if dry_run:
-            script = dry_script(prepared, profile, place, scheduler, checked.job)
+        done = submit_or_show(source, overrides, slurm, profile, place, scheduler, dry_run)
+        if isinstance(done, str):
             if as_json:
-                _show(wanted, None, "dry run", as_json, script=script)
+                _show(wanted, None, "dry run", as_json, script=done)
             else:
-                echo(script, nl=False)
+                echo(done, nl=False)
             return 0
-        scheduler.require()
-        run = submit_run(single(prepared, checked.as_json(), checked.job), profile, place, scheduler)
-        eprint(f"submitted {run.run_id} as job {', '.join(job_ids(run))} ({scheduler.name})\n{run.path}")
-        record_reported(run)
+        run = done
     status = "submitted"
     if wait:
         status = _follow(wanted, run, scheduler)
     _show(wanted, run, status, as_json)
     return exit_code(status != "failed")
+
+
+def submit_or_show(
+    source: RecipeSource,
+    overrides: Sequence[str],
+    slurm: Mapping[str, Any],
+    profile: Cluster,
+    place: Path,
+    scheduler: Scheduler,
+    dry_run: bool,
+) -> RunFolder | str:
+    """Check a recipe and submit it as a run below `place`; with `dry_run`, return the job's script instead.
+
+    `slurm` has the options of the command line for the job.
+    """
+    prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
+    checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
+    if dry_run:
+        return dry_script(prepared, profile, place, scheduler, checked.job)
+    scheduler.require()
+    run = submit_run(single(prepared, checked.as_json(), checked.job), profile, place, scheduler)
+    eprint(f"submitted {run.run_id} as job {', '.join(job_ids(run))} ({scheduler.name})\n{run.path}")
+    record_reported(run)
+    return run
 
 
 def _follow(wanted: Conversion, run: RunFolder, scheduler: Scheduler) -> str:

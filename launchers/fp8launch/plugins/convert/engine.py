@@ -24,7 +24,8 @@ from fp8launch.megatron.arguments import Argument
 from fp8launch.plugins.convert.section import Convert as ConvertSection
 from fp8launch.plugins.convert.section import convert_of
 from fp8launch.recipe.load import LoadedRecipe
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.schema import Recipe, section_of
+from fp8launch.recipe.sections import Section
 
 # Hugging Face's keys for the number of experts in a layer.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -33,13 +34,55 @@ _LARGEST_CONFIG = 1 << 20
 _OWN_STAGES = ("Sarvam", "NemotronH", "FalconH1", "DeepseekV4")
 
 
-class Convert(Engine):
-    """Convert a Hugging Face model to a Megatron checkpoint, or back."""
+class ModelJob(Engine):
+    """A job on a Hugging Face model or a Megatron checkpoint that trains nothing, with TP x PP x EP processes.
 
-    name: ClassVar[str] = "convert"
+    The recipe's section has the engine's name, and is of the class `section`, with the keys `model` and `checkpoint`.
+    """
+
+    noun: ClassVar[str]  # with its article, for messages
+    section: ClassVar[type[Section]]
     description: ClassVar[EngineDescription] = EngineDescription(
         checks="hardware", validators="none", log_dialect="megatron", evidence=()
     )
+
+    def _stated(self, recipe: Recipe) -> Any:
+        return section_of(recipe, self.name, self.section)
+
+    def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
+        tp, pp, ep = (args.integer(name, 1) for name in ("tp", "pp", "ep"))
+        world = loaded.recipe.resources.world_size
+        if world != tp * pp * ep:
+            message = f"{self.noun} with TP {tp}, PP {pp} and EP {ep} takes {tp * pp * ep} processes, not {world}"
+            raise error(f"{self.name}-world", message, loaded.where("resources"), "set resources.gpus_per_node")
+        return Layout(world, tp, pp, 1, 1, ep, ep, 1, 1, 1)
+
+    def files(self, recipe: Recipe) -> list[NeededFile]:
+        stated, found = self._stated(recipe), []
+        if stated.model is not None and PurePath(stated.model).is_absolute():
+            found.append(NeededFile((self.name, "model"), str(PurePath(stated.model, "config.json"))))
+        if stated.checkpoint is not None:
+            found.append(NeededFile((self.name, "checkpoint"), str(PurePath(stated.checkpoint, ".metadata"))))
+        return found
+
+    def read_checkpoints(self, loaded: LoadedRecipe) -> Iterator[ReadCheckpoint]:
+        checkpoint = self._stated(loaded.recipe).checkpoint
+        if checkpoint is not None:
+            yield ReadCheckpoint("the checkpoint", checkpoint, loaded.where(self.name, "checkpoint"))
+
+    def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
+        return {"FP8LAUNCH_DEVICE": recipe.resources.device}
+
+    def attempts(self, args: EngineArguments) -> AttemptArguments | None:
+        return None
+
+
+class Convert(ModelJob):
+    """Convert a Hugging Face model to a Megatron checkpoint, or back."""
+
+    name: ClassVar[str] = "convert"
+    noun: ClassVar[str] = "a conversion"
+    section: ClassVar[type[Section]] = ConvertSection
     own_keys: ClassVar[tuple[str, ...]] = tuple(f"convert.{key}" for key in ConvertSection.model_fields)
 
     def problems(self, loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -70,37 +113,10 @@ class Convert(Engine):
                 arguments.append(Argument(name, (f"--{name}={value}",)))
         return EngineArguments("", values, tuple(arguments), {}, {})
 
-    def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
-        tp, pp, ep = (args.integer(name, 1) for name in ("tp", "pp", "ep"))
-        world = loaded.recipe.resources.world_size
-        if world != tp * pp * ep:
-            message = f"a conversion with TP {tp}, PP {pp} and EP {ep} takes {tp * pp * ep} processes, not {world}"
-            raise error("convert-world", message, loaded.where("resources"), "set resources.gpus_per_node")
-        return Layout(world, tp, pp, 1, 1, ep, ep, 1, 1, 1)
-
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
         if check_paths:
             _refuse_unknown(str(convert_of(loaded.recipe).model), loaded)
         return Entry(program="convert.py", title="Megatron-Bridge's AutoBridge", plugin="convert")
-
-    def files(self, recipe: Recipe) -> Sequence[NeededFile]:
-        stated, found = convert_of(recipe), []
-        if stated.model is not None and PurePath(stated.model).is_absolute():
-            found.append(NeededFile(("convert", "model"), str(PurePath(stated.model, "config.json"))))
-        if stated.checkpoint is not None:
-            found.append(NeededFile(("convert", "checkpoint"), str(PurePath(stated.checkpoint, ".metadata"))))
-        return found
-
-    def read_checkpoints(self, loaded: LoadedRecipe) -> Iterator[ReadCheckpoint]:
-        checkpoint = convert_of(loaded.recipe).checkpoint
-        if checkpoint is not None:
-            yield ReadCheckpoint("the checkpoint", checkpoint, loaded.where("convert", "checkpoint"))
-
-    def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        return {"FP8LAUNCH_DEVICE": recipe.resources.device}
-
-    def attempts(self, args: EngineArguments) -> AttemptArguments | None:
-        return None
 
 
 def _refuse_unknown(model: str, loaded: LoadedRecipe) -> None:

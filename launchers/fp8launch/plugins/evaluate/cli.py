@@ -9,26 +9,20 @@ from typing import Any
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.destination import destination_options
-from fp8launch.cli.output import echo, eprint, json_option, print_problems, set_option, show_json, with_options
+from fp8launch.cli.output import echo, json_option, print_problems, set_option, show_json, with_options
 from fp8launch.diagnostics import ANSWER_IS_NO, error, exit_code
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.job.prepared import prepare_loaded
-from fp8launch.plugins.convert.cli import checkpoint_folders, run_of
-from fp8launch.plugins.convert.conversion import BRIDGES_CONFIG, checkpoint_in, is_own_work, model_named, model_of
+from fp8launch.plugins.convert.cli import checkpoint_of, run_of, submit_or_show
+from fp8launch.plugins.convert.conversion import BRIDGES_CONFIG, is_own_work, model_named
 from fp8launch.plugins.evaluate.evaluation import recipe_of, task_folder_at, tasks_named
 from fp8launch.plugins.evaluate.follower import follower_time, refuse_second_follower, stated_follower
 from fp8launch.plugins.evaluate.results import Score, scores_of
-from fp8launch.recipe.load import load_recipe
 from fp8launch.rundir.names import has_runs
 from fp8launch.rundir.registry import job_ids, run_root
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import Scheduler
-from fp8launch.submit.destination import destination, time_override
-from fp8launch.submit.new_run import dry_script
-from fp8launch.submit.submission import record_reported
-from fp8launch.submit.submit import single, submit_run
+from fp8launch.submit.destination import destination
 
 _TOKEN = "HF_TOKEN"
 # Without these, libraries of Hugging Face look for newer versions of what is in their caches.
@@ -110,17 +104,8 @@ def _stated(source: str, model: str | None, iteration: int | None) -> tuple[dict
             message = f"{source} is a Hugging Face model, which has neither --model nor --iteration"
             raise error("evaluate-model", message, "--model, --iteration", "leave them out")
         return {"model": model_named(source, "RUN|DIR|MODEL")}, False
-    run = run_of(source)
-    places = [folder]
-    if run is not None:
-        places = checkpoint_folders(run, source)
-    checkpoint = checkpoint_in(places[0], iteration)
-    named = model or next(filter(None, map(model_of, [checkpoint, *places[1:]])), None)
-    if named is None:
-        message = f"{checkpoint} does not record which Hugging Face model it corresponds to"
-        fix = "name one with --model: a folder with its config.json and tokenizer, or a name on the hub"
-        raise error("evaluate-model", message, "--model", fix)
-    found = {"model": model_named(named, "--model"), "checkpoint": str(checkpoint)}
+    run, checkpoint, named = checkpoint_of(source, iteration, model, "evaluate-model")
+    found = {"model": named, "checkpoint": str(checkpoint)}
     if run is None:
         return found, False
     if run.is_mine:
@@ -175,19 +160,13 @@ def _run(
         refuse_second_follower(stated, place)
         more = follower_time(RunFolder(Path(stated["run"])), scheduler)
     source = recipe_of(stated, {"tp": tp, "pp": pp, "ep": ep}, gpu, image, env, _secrets(offline), **more)
-    prepared = prepare_loaded(load_recipe(source, (*overrides, *time_override(slurm))), profile)
-    checked = refuse_errors([prepared], profile.model_copy(update={"run_root": str(place)}), scheduler)[0]
-    if dry_run:
-        script = dry_script(prepared, profile, place, scheduler, checked.job)
+    run = submit_or_show(source, overrides, slurm, profile, place, scheduler, dry_run)
+    if isinstance(run, str):
         if as_json:
-            _show(stated, None, "dry run", as_json, script=script)
+            _show(stated, None, "dry run", as_json, script=run)
         else:
-            echo(script, nl=False)
+            echo(run, nl=False)
         return 0
-    scheduler.require()
-    run = submit_run(single(prepared, checked.as_json(), checked.job), profile, place, scheduler)
-    eprint(f"submitted {run.run_id} as job {', '.join(job_ids(run))} ({scheduler.name})\n{run.path}")
-    record_reported(run)
     status = "submitted"
     if wait:
         status = _follow(run, scheduler, needs_scores=not stated.get("every"))

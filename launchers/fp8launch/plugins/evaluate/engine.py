@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import PurePath
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from fp8launch.diagnostics import Problem, error
+from fp8launch.diagnostics import Problem
 from fp8launch.engines.base import (
     AttemptArguments,
-    Engine,
     EngineArguments,
-    EngineDescription,
     Entry,
-    Layout,
     NeededFile,
-    ReadCheckpoint,
 )
 from fp8launch.megatron.arguments import Argument
+from fp8launch.plugins.convert.engine import ModelJob
 from fp8launch.plugins.evaluate.section import FOLLOWER_STATE, evaluate_of
 from fp8launch.plugins.evaluate.section import Evaluate as EvaluateSection
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.sections import Section
 
 
-class Evaluate(Engine):
+class Evaluate(ModelJob):
     """Evaluate a Hugging Face model or a Megatron checkpoint."""
 
     name: ClassVar[str] = "evaluate"
-    description: ClassVar[EngineDescription] = EngineDescription(
-        checks="hardware", validators="none", log_dialect="megatron", evidence=()
-    )
+    noun: ClassVar[str] = "an evaluation"
+    section: ClassVar[type[Section]] = EvaluateSection
     own_keys: ClassVar[tuple[str, ...]] = tuple(f"evaluate.{key}" for key in EvaluateSection.model_fields)
     packages: ClassVar[dict[str, str]] = {"torch": "torch", "lm_eval": "lm-eval", "transformers": "transformers"}
 
@@ -58,35 +54,15 @@ class Evaluate(Engine):
             arguments.append(Argument(name, (word,)))
         return EngineArguments("", values, tuple(arguments), {}, {})
 
-    def layout(self, args: EngineArguments, loaded: LoadedRecipe) -> Layout:
-        tp, pp, ep = (args.integer(name, 1) for name in ("tp", "pp", "ep"))
-        world = loaded.recipe.resources.world_size
-        if world != tp * pp * ep:
-            message = f"an evaluation with TP {tp}, PP {pp} and EP {ep} takes {tp * pp * ep} processes, not {world}"
-            raise error("evaluate-world", message, loaded.where("resources"), "set resources.gpus_per_node")
-        return Layout(world, tp, pp, 1, 1, ep, ep, 1, 1, 1)
-
     def entry(self, loaded: LoadedRecipe, in_container: bool, check_paths: bool) -> Entry:
         program = "evaluate.py" if evaluate_of(loaded.recipe).every is None else "follow.py"
         return Entry(program=program, title="lm-evaluation-harness", plugin="evaluate")
 
-    def files(self, recipe: Recipe) -> Sequence[NeededFile]:
-        stated, found = evaluate_of(recipe), []
-        if stated.model is not None and PurePath(stated.model).is_absolute():
-            found.append(NeededFile(("evaluate", "model"), str(PurePath(stated.model, "config.json"))))
-        if stated.checkpoint is not None:
-            found.append(NeededFile(("evaluate", "checkpoint"), str(PurePath(stated.checkpoint, ".metadata"))))
-        if stated.task_folder is not None:
-            found.append(NeededFile(("evaluate", "task_folder"), stated.task_folder, kind="folder"))
+    def files(self, recipe: Recipe) -> list[NeededFile]:
+        found, folder = super().files(recipe), evaluate_of(recipe).task_folder
+        if folder is not None:
+            found.append(NeededFile(("evaluate", "task_folder"), folder, kind="folder"))
         return found
-
-    def read_checkpoints(self, loaded: LoadedRecipe) -> Iterator[ReadCheckpoint]:
-        checkpoint = evaluate_of(loaded.recipe).checkpoint
-        if checkpoint is not None:
-            yield ReadCheckpoint("the checkpoint", checkpoint, loaded.where("evaluate", "checkpoint"))
-
-    def environment(self, recipe: Recipe, begin: int) -> dict[str, str]:
-        return {"FP8LAUNCH_DEVICE": recipe.resources.device}
 
     def attempts(self, args: EngineArguments) -> AttemptArguments | None:
         if "every" not in args.values:
