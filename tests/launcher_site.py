@@ -9,26 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Said, said
 from memory_scheduler import NAME, Memory, MemoryScheduler
 from support import wait_for
 
-from fp8launch import cli, plugin_registry
+from fp8launch import plugin_registry
 from fp8launch.plugin_registry import Plugin
 from fp8launch.rundir.registry import find_run
 from fp8launch.submit import submission
-
-
-@dataclass
-class Said:
-    """What a command printed."""
-
-    out: str
-    err: str
-
-    @property
-    def name(self) -> str:
-        """The run or study that it names last."""
-        return self.out.split()[-1]
 
 
 @dataclass
@@ -42,11 +30,7 @@ class Site:
     memory: Memory = field(default_factory=Memory)
 
     def __call__(self, *arguments: str, expect: int = 0) -> Said:
-        self.capsys.readouterr()
-        status = cli.run(list(arguments))
-        done = Said(*self.capsys.readouterr())
-        assert status == expect, done.out + done.err
-        return done
+        return said(self.capsys, *arguments, expect=expect)
 
     def submit(self, *arguments: str, recipe: str = "tiny_cpu", expect: int = 0) -> Said:
         return self("submit", recipe, "--backend", self.backend, *self.options, *arguments, expect=expect)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import pytest
+from command_line import said
 
 from fp8launch import cli
 
@@ -35,11 +36,7 @@ def ask(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: object, expect: int = 0) -> Any:
-        capfd.readouterr()
-        code = cli.run([*map(str, words)])
-        out, err = capfd.readouterr()
-        assert code == expect, out + err
-        return json.loads(out)
+        return json.loads(said(capfd, *words, expect=expect).out)
 
     return call
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import said
 from counting_engine import NAME, PROGRAM
 from support import only, refused
 
-from fp8launch import cli, plugin_registry
+from fp8launch import plugin_registry
 from fp8launch.job.prepared import prepare
 from fp8launch.plugin_registry import Plugin
 
@@ -46,10 +47,7 @@ def ask(home: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
     """fp8launch in this process: what a command prints, as JSON with `--json`."""
 
     def call(*words: str, expect: int = 0) -> Any:
-        capsys.readouterr()
-        status = cli.run(list(words))
-        out, err = capsys.readouterr()
-        assert status == expect, out + err
+        out = said(capsys, *words, expect=expect).out
         return json.loads(out) if "--json" in words else out
 
     return call

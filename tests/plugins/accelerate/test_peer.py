@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import said
 
-from fp8launch import cli
 from fp8launch.report.throughput import parse_paths
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,11 +122,7 @@ def test_tied_weights_and_scaled_rope_train(tmp_path: Path) -> None:
 @pytest.fixture
 def ask(home: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     def call(*words: str, expect: int = 0) -> str:
-        capsys.readouterr()
-        status = cli.run(list(words))
-        out, err = capsys.readouterr()
-        assert status == expect, out + err
-        return out
+        return said(capsys, *words, expect=expect).out
 
     return call
 

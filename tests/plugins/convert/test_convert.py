@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import said
 
-from fp8launch import cli
 from fp8launch.check.checker import check
 from fp8launch.injob.supervisor.checkpoint_owner import claim
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER
@@ -37,11 +37,7 @@ def ask(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     monkeypatch.chdir(home)
 
     def call(*words: object, expect: int = 0) -> tuple[str, str]:
-        capsys.readouterr()
-        status = cli.run(["convert", *map(str, words)])
-        out, err = capsys.readouterr()
-        assert status == expect, out + err
-        return out, err
+        return said(capsys, "convert", *words, expect=expect)
 
     return call
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from fp8launch import cli
+from command_line import said
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -22,11 +21,7 @@ def ask(
     monkeypatch.chdir(home)
 
     def call(*words: object, expect: int = 0) -> tuple[str, str]:
-        capsys.readouterr()
-        status = cli.run(list(map(str, words)))
-        out, err = capsys.readouterr()
-        assert status == expect, out + err
-        return out, err
+        return said(capsys, *words, expect=expect)
 
     return call
 

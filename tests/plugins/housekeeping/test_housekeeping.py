@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import said
 
 from fp8launch import cli
 from fp8launch.injob.supervisor.run_records import start_of
@@ -40,11 +41,7 @@ def ask(home: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run a command with --json and return its answer."""
 
     def call(*words: str, expect: int = 0) -> Any:
-        capsys.readouterr()
-        status = cli.run([*words, "--json"])
-        shown = capsys.readouterr()
-        assert status == expect, shown.out + shown.err
-        return json.loads(shown.out)
+        return json.loads(said(capsys, *words, "--json", expect=expect).out)
 
     return call
 
