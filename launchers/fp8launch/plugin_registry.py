@@ -63,6 +63,7 @@ _BUILT_IN = (
     "submitit",
     "nemo_run",
     "tensorboard",
+    "validation_loss",
 )
 
 # `module:name`, or the object itself for a plugin that is made at run time.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from fp8launch import plugin_registry
 from fp8launch.report.differences import settings_change_speed
-from fp8launch.report.rows import Ratio, Row, about_loss, about_validation, in_units, scaling_modes
+from fp8launch.report.rows import Ratio, Row, about_loss, in_units, scaling_modes
 from fp8launch.report.run_report import Statistic, json_list
 from fp8launch.report.tables import Table
-from fp8launch.wording import rounded, signed_percent
+from fp8launch.wording import rounded
 
 NONE = "–"
 
@@ -52,17 +52,6 @@ def ratio_mark(ratio: Ratio) -> str:
     return ""
 
 
-def validation_text(row: Row) -> str:
-    """Render the validation loss relative to the baseline's, in percent with its interval."""
-    found = row.validation
-    if found is None or found.relative is None:
-        return NONE
-    text = signed_percent(found.relative)
-    if found.interval is None:
-        return text
-    return f"{text} [{signed_percent(found.interval.low)}, {signed_percent(found.interval.high)}]"
-
-
 def mfu_text(row: Row) -> str:
     if row.mfu is None or row.peak_tflops is None:
         return NONE
@@ -88,6 +77,9 @@ class Column:
     `name` is its JSON field and `value` the field's content. Tables show `header`, with the unit, and `text`,
     right-aligned for a `number`; they leave out a column without a header. `csv` maps names of CSV columns to values;
     without it the CSV has `name` with `value`.
+
+    For all rows together, `conclude` adds a sentence to the conclusion, `explain` lines to the details, and `doubt`
+    lines to what makes the conclusion less certain.
     """
 
     name: str
@@ -96,6 +88,9 @@ class Column:
     text: Callable[[Row], str] = lambda row: NONE
     csv: Mapping[str, Callable[[Row], object]] | None = None
     number: bool = True
+    conclude: Callable[[Sequence[Row]], str] = lambda rows: ""
+    explain: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
+    doubt: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
 
     @property
     def csv_cells(self) -> Mapping[str, Callable[[Row], object]]:
@@ -105,7 +100,7 @@ class Column:
 def row_json(row: Row) -> dict[str, object]:
     """Return a row as the JSON report has it."""
     found: dict[str, object] = dict.fromkeys(plugin_registry.absent("comparison_columns"))
-    for column in _columns():
+    for column in all_columns():
         value = column.value(row)
         as_json = getattr(value, "as_json", None)
         found[column.name] = as_json() if as_json else value
@@ -114,12 +109,12 @@ def row_json(row: Row) -> dict[str, object]:
 
 def csv_names() -> list[str]:
     """Return the header of the CSV file."""
-    return [name for column in _columns() for name in column.csv_cells]
+    return [name for column in all_columns() for name in column.csv_cells]
 
 
 def csv_row(row: Row) -> list[object]:
     """Return the cells of one line of the CSV file, numbers unrounded, None for unknown values."""
-    return [value(row) for column in _columns() for value in column.csv_cells.values()]
+    return [value(row) for column in all_columns() for value in column.csv_cells.values()]
 
 
 # --- What tables show -----------------------------------------------------------------------------------------------
@@ -219,33 +214,6 @@ _LOSS = Column(
         "seeds": _of("loss.seeds"),
     },
 )
-_VALIDATION = (
-    Column(
-        "validation",
-        lambda row: row.validation,
-        "validation loss",
-        lambda row: row.validation.loss.end_text if row.validation and row.validation.loss else NONE,
-        csv={
-            "validation_iteration": _of("validation.iteration"),
-            "validation_tokens": _of("validation.tokens"),
-            "validation_loss": _of("validation.loss.mean"),
-            "validation_std": _of("validation.loss.std"),
-            "validation_seeds": _of("validation.loss.seeds"),
-        },
-    ),
-    Column(
-        "validation_relative",
-        _of("validation.relative"),
-        "relative validation loss (%) [95 % interval]",
-        validation_text,
-        csv={
-            "validation_relative": _of("validation.relative"),
-            "validation_relative_low": _of("validation.interval.low"),
-            "validation_relative_high": _of("validation.interval.high"),
-            "validation_against": _of("validation.against"),
-        },
-    ),
-)
 _RUNS = Column(
     "runs",
     _runs,
@@ -334,12 +302,11 @@ COLUMNS: tuple[Column, ...] = (
         },
     ),
     _LOSS,
-    *_VALIDATION,
     Column("notes", lambda row: list(row.notes), csv={}),
 )
 
 
-def _columns() -> list[Column]:
+def all_columns() -> list[Column]:
     """Return all columns, including the columns of plugins, before the notes."""
     return [*COLUMNS[:-1], *(column for _, column in plugin_registry.loaded("comparison_columns")), COLUMNS[-1]]
 
@@ -353,13 +320,11 @@ def shows_speedup(rows: Sequence[Row]) -> bool:
 
 
 def _table_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns in the table's order. The losses come first if the rows are about them, else without them."""
-    ordered = [column for column in _columns() if column not in (_LOSS, *_VALIDATION)]
-    results = [_LOSS] if about_loss(rows) else []
-    if about_validation(rows):
-        results += _VALIDATION
-    at = ordered.index(_RUNS) + 1
-    ordered[at:at] = results
+    """Return the columns in the table's order. The loss comes first if the rows are about it, else it is left out."""
+    ordered = all_columns()
+    ordered.remove(_LOSS)
+    if about_loss(rows):
+        ordered.insert(ordered.index(_RUNS) + 1, _LOSS)
     if not shows_speedup(rows):
         ordered.remove(_SPEEDUP)
     return ordered

@@ -31,7 +31,6 @@ from fp8launch.report.read_run import NOT_SUBMITTED, SETTINGS, with_unset
 from fp8launch.report.rows import Published, Ratio, Row, about_loss, group_runs, scaling_modes
 from fp8launch.report.run_report import RunReport, json_list
 from fp8launch.report.steady_state import RULE
-from fp8launch.report.validation import validation_loss
 from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import and_more, counted
 
@@ -228,10 +227,10 @@ def compare(
             replace(
                 row,
                 notes=tuple(row_notes(row, recomputed)),
+                base=None if base is row else base,
                 speedup=speedup,
                 efficiency=scaling.get(row.name),
                 published=published_speed(row, grouped),
-                validation=validation_loss(row, base),
                 recomputed_tflops=recomputed,
                 price_per_gpu_hour=price_per_gpu_hour,
             )

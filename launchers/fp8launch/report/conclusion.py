@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import chain
 
+from fp8launch.report.columns import all_columns
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.differences import (
     arguments_unknown,
@@ -21,7 +22,7 @@ from fp8launch.report.losses import LossSummary, learning_settings, loss_summary
 from fp8launch.report.parity import Parity
 from fp8launch.report.rows import Ratio, Row, in_units, labels_of, scaling_modes
 from fp8launch.report.variant_labels import words_of
-from fp8launch.wording import counted, signed_percent
+from fp8launch.wording import counted
 
 _MOST_NAMES = 3
 # Lists of names longer than this many characters also get a count.
@@ -43,7 +44,7 @@ def conclusion(comparison: Comparison) -> str:
             if out:
                 speed.append(f"{names(list(out))} cannot be compared with the rest")
             sentences.append("; ".join(filter(None, speed)))
-    sentences.append(_about_validation(comparison))
+    sentences += [column.conclude(comparison.rows) for column in all_columns()]
     if good:
         sentences += _without_result(comparison)
     return "".join(f"{sentence}. " for sentence in filter(None, sentences)).rstrip()
@@ -342,27 +343,6 @@ def _about_loss(good: Sequence[Row]) -> list[str]:
         if loss and loss.seeds > 1:
             sentences.append(f"{labels[0]}: {_loss_of_seeds(loss)}")
     return sentences
-
-
-def _about_validation(comparison: Comparison) -> str:
-    """State the validation losses relative to the baseline's, where several seeds give an interval."""
-    compared = [
-        (row.name, row.validation.relative, row.validation.interval)
-        for row in comparison.rows
-        if row.validation and row.validation.relative is not None and row.validation.interval
-    ]
-    if not compared:
-        return ""
-    parts = []
-    for name, relative, interval in compared:
-        low, high = signed_percent(interval.low), signed_percent(interval.high)
-        parts.append(f"{name} {signed_percent(relative)} % (95 % interval {low} to {high} %)")
-    if len(compared) > _MOST_NAMES:
-        higher = sum(interval.low > 0 for *_, interval in compared)
-        lower = sum(interval.high < 0 for *_, interval in compared)
-        alike = len(compared) - higher - lower
-        parts = [f"of {len(compared)} rows, {higher} higher, {lower} lower, {alike} not distinguishable (95 %)"]
-    return f"Validation loss relative to {comparison.baseline}: {'; '.join(parts)}"
 
 
 def _by_setting(rows: Sequence[Row], only_task: bool) -> list[tuple[str, LossSummary]]:

@@ -46,13 +46,6 @@ PARITY = _words("""
     clip_grad reset_position_ids reset_attention_mask eod_mask_loss finetune pretrained_checkpoint
     """) | (MODEL_FLAGS | {"add_bias_linear", "layernorm_epsilon"})
 
-# Facts that determine what a validation loss averages over, and how much training comes before it.
-VALIDATION = _words("""
-    valid_data_path data_path data_args_path per_split_data_args_path split mock_data tokenizer_type tokenizer_model
-    seq_length global_batch_size rampup_batch_size eval_iters eval_global_batch_size full_validation eod_mask_loss
-    reset_position_ids reset_attention_mask
-    """)
-
 # Arguments that decide how well a model learns. Rows that differ in them are judged by their loss.
 LEARNING = (
     "lr", "min_lr", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_decay_style", "lr_decay_iters",
@@ -248,15 +241,11 @@ def is_unknown(reason: str) -> bool:
 
 def parity_differences(a: Facts, b: Facts) -> list[str]:
     """Say why two loss curves cannot be compared: differences in data order, start or schedule."""
-    return _described_or_unknown(PARITY, ("seed", "seq_length", "global_batch_size", "lr"), a, b)
+    return described_or_unknown(PARITY, ("seed", "seq_length", "global_batch_size", "lr"), a, b)
 
 
-def validation_differences(a: Facts, b: Facts) -> list[str]:
-    """Say why two validation losses cannot be compared: differences in the validation set or in the tokens trained."""
-    return _described_or_unknown(VALIDATION, ("seed", "seq_length", "global_batch_size"), a, b)
-
-
-def _described_or_unknown(names: Collection[str], needed: Sequence[str], a: Facts, b: Facts) -> list[str]:
+def described_or_unknown(names: Collection[str], needed: Sequence[str], a: Facts, b: Facts) -> list[str]:
+    """Describe the differences in these facts, and name the `needed` ones that either side does not state."""
     found = _described(names, a, b)
     unknown = [name for name in needed if name not in a or name not in b]
     if unknown:

@@ -14,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fp8launch.diagnostics import printable
-from fp8launch.report.columns import csv_names, csv_row, main_table, shows_speedup
+from fp8launch.report.columns import all_columns, csv_names, csv_row, main_table, shows_speedup
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
 from fp8launch.report.differences import is_unknown, shortened
 from fp8launch.report.losses import end_words, ranked_by_loss
 from fp8launch.report.parity import FEWEST_ITERATIONS, FEWEST_LINES, Parity
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
-from fp8launch.report.rows import Row, about_validation, in_units
+from fp8launch.report.rows import in_units
 from fp8launch.report.run_report import UNITS
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.tables import Table, escaped, fitted_table, fitted_widths, markdown_table
@@ -145,7 +145,9 @@ def doubts(comparison: Comparison) -> list[str]:
     absent = sum(bool(run.absent) for run in comparison.runs())
     if absent:
         lines.append(f"{counted(absent, 'run')} of the study missing")
-    return [*lines, *_not_validated(comparison.rows), *_few_seeds(comparison)]
+    for column in all_columns():
+        lines += column.doubt(comparison.rows)
+    return [*lines, *_few_seeds(comparison)]
 
 
 def _parity_lines(parities: Sequence[Parity]) -> list[str]:
@@ -280,7 +282,8 @@ def explanations(comparison: Comparison) -> list[str]:
         if ranked_by_loss(several):
             lines.append(_TESTED)
         lines += _few_seeds(comparison)
-    lines += _about_validation(comparison.rows)
+    for column in all_columns():
+        lines += column.explain(comparison.rows)
     if len(comparison.good) > 1 and not shows_speedup(comparison.rows):
         lines.append("speed: differences not tested, because these settings do not change the work of a step")
     if comparison.price_per_gpu_hour:
@@ -304,39 +307,6 @@ def meaning_of_spread(comparison: Comparison) -> str:
     if any(row.loss and 1 < row.loss.seeds < len(row.good) for row in comparison.good):
         several += " (of the loss, over its seeds)"
     return several if min(counts) > 1 else f"{several}; for a single run, {single}"
-
-
-def _about_validation(rows: Sequence[Row]) -> list[str]:
-    """Say at which iteration validation losses are compared and how, and why others are not."""
-    if not about_validation(rows):
-        return []
-    lines: dict[str, list[str]] = {}
-    for row in rows:
-        found = row.validation
-        if found is None:
-            continue
-        text = f"at iteration {found.iteration}"
-        if found.tokens is not None:
-            text += f" ({found.tokens:,} tokens)"
-        if found.dataset:
-            text += f", validation set {found.dataset}"
-        if found.relative is not None:
-            text += f"; relative to {found.against}"
-            if found.interval:
-                text += f": {found.interval.method}"
-        lines.setdefault(text, []).append(row.name)
-    shown = [f"validation loss of {'; '.join(names)}: {text}" for text, names in lines.items()]
-    return [*shown, *_not_validated(rows)]
-
-
-def _not_validated(rows: Sequence[Row]) -> list[str]:
-    """Say why validation losses are not compared with the baseline's; rows with one reason share a line."""
-    lines: dict[str, list[str]] = {}
-    for row in rows if about_validation(rows) else ():
-        if row.validation and row.validation.reasons:
-            reasons = "; ".join(row.validation.reasons)
-            lines.setdefault(f"not compared with {row.validation.against}: {reasons}", []).append(row.name)
-    return [f"validation loss of {'; '.join(names)} {text}" for text, names in lines.items()]
 
 
 def _few_seeds(comparison: Comparison) -> list[str]:

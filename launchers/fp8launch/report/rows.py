@@ -74,29 +74,6 @@ class ScalingEfficiency:
 
 
 @dataclass(frozen=True)
-class ValidationLoss:
-    """The validation loss of a row at `iteration`, the last one that all its runs and the baseline's runs evaluated.
-
-    `tokens` were trained on until then. `loss` is None if a loss is NaN or infinite. `relative` is the mean over the
-    `seeds` that both rows have of (loss - baseline's loss) / baseline's loss, with its 95 % `interval` (None for one
-    seed). If `relative` is None, `reasons` say why (none for the baseline itself), and `iteration` may be any.
-    """
-
-    iteration: int
-    tokens: int | None
-    loss: LossSummary | None
-    dataset: str = ""
-    against: str | None = None
-    relative: float | None = None
-    interval: Interval | None = None
-    seeds: int = 0
-    reasons: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, object]:
-        return json_mapping(vars(self))
-
-
-@dataclass(frozen=True)
 class Published:
     """The speed quoted by the recipe. `ratio` is the measured speed divided by it, both in tokens/s/GPU."""
 
@@ -116,9 +93,9 @@ class Row:
     """All runs of one variant on one number of GPUs. Only runs that ended as planned contribute numbers.
 
     `by_gpus` is true if the number of nodes is unknown or does not distinguish the rows of a variant. `one_size` is
-    true if all rows have the same size, so that names can omit it. The fields from `speedup` on depend on other rows
-    and are set by `comparison.compare`. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB, J/token, and currency
-    per million tokens.
+    true if all rows have the same size, so that names can omit it. The fields from `base` on depend on other rows
+    and are set by `comparison.compare`; `base` is None for the baseline itself. Units: tokens/s/GPU, ms, dense model
+    TFLOP/s/GPU, MiB, J/token, and currency per million tokens.
     """
 
     label: str
@@ -126,10 +103,10 @@ class Row:
     notes: tuple[str, ...] = ()
     by_gpus: bool = False
     one_size: bool = False
+    base: Row | None = None
     speedup: Ratio | None = None
     efficiency: ScalingEfficiency | None = None
     published: Published | None = None
-    validation: ValidationLoss | None = None
     recomputed_tflops: bool = False
     price_per_gpu_hour: float | None = None
 
@@ -339,12 +316,6 @@ def about_loss(rows: Sequence[Row]) -> bool:
     if any(row.loss and row.loss.seeds > 1 for row in rows):
         return True
     return bool(ranked_by_loss(rows))
-
-
-def about_validation(rows: Sequence[Row]) -> bool:
-    """Return whether the validation loss is a result worth showing: see `about_loss`. Runs may have failed."""
-    losses = [row.validation.loss for row in rows if row.validation]
-    return any(loss and loss.seeds > 1 for loss in losses) or (bool(losses) and about_loss(rows))
 
 
 def scaling_modes(rows: Iterable[Row]) -> list[str]:

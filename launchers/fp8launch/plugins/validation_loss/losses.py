@@ -9,31 +9,62 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fp8launch.report.differences import validation_differences
-from fp8launch.report.intervals import mean_interval
-from fp8launch.report.losses import RunEnd, seed_means, summary_over_seeds
+from fp8launch.report.differences import described_or_unknown
+from fp8launch.report.intervals import Interval, mean_interval
+from fp8launch.report.losses import LossSummary, RunEnd, seed_means, summary_over_seeds
 from fp8launch.report.parity import conclusive
-from fp8launch.report.rows import Row, ValidationLoss
-from fp8launch.report.run_report import RunReport
+from fp8launch.report.rows import Row
+from fp8launch.report.run_report import RunReport, json_mapping
 
+# Facts that determine what a validation loss averages over, and how much training comes before it.
+_DECIDING = frozenset(
+    ("valid_data_path", "data_path", "data_args_path", "per_split_data_args_path", "split", "mock_data",
+     "tokenizer_type", "tokenizer_model", "seq_length", "global_batch_size", "rampup_batch_size", "eval_iters",
+     "eval_global_batch_size", "full_validation", "eod_mask_loss", "reset_position_ids", "reset_attention_mask")
+)  # fmt: skip
+_NEEDED = ("seed", "seq_length", "global_batch_size")
 # An iteration, and the name of the validation set: empty unless a run has several sets.
 _Place = tuple[int, str]
 _Evaluated = Sequence[tuple[RunReport, dict[_Place, float]]]
 
 
-def validation_loss(row: Row, base: Row | None) -> ValidationLoss | None:
-    """Return the validation loss of a row, relative to `base` if there is one. None if its runs share no evaluation."""
+@dataclass(frozen=True)
+class ValidationLoss:
+    """The validation loss of a row at `iteration`, the last one that all its runs and the baseline's runs evaluated.
+
+    `tokens` were trained on until then. `loss` is None if a loss is NaN or infinite. `relative` is the mean over the
+    `seeds` that both rows have of (loss - baseline's loss) / baseline's loss, with its 95 % `interval` (None for one
+    seed). If `relative` is None, `reasons` say why (none for the baseline itself), and `iteration` may be any.
+    """
+
+    iteration: int
+    tokens: int | None
+    loss: LossSummary | None
+    dataset: str = ""
+    against: str | None = None
+    relative: float | None = None
+    interval: Interval | None = None
+    seeds: int = 0
+    reasons: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        return json_mapping(vars(self))
+
+
+def validation_loss(row: Row) -> ValidationLoss | None:
+    """Return the validation loss of a row, relative to its baseline's; None if its runs share no evaluation."""
     mine = _evaluations(row)
     own = _last_common(mine)
     if own is None:
         return None
-    if base is None or base is row:
+    base = row.base
+    if base is None:
         return _at(own, row, mine)
     theirs = _evaluations(base)
     common = _last_common([*mine, *theirs]) if theirs else None
-    reasons = validation_differences(row.facts, base.facts)
+    reasons = described_or_unknown(_DECIDING, _NEEDED, row.facts, base.facts)
     if common is None:
         missing = "its runs and the baseline's evaluated no validation set at a common iteration"
         reasons.append(missing if theirs else "the baseline logged no validation loss")

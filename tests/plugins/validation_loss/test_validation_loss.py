@@ -12,6 +12,7 @@ import pytest
 from made_runs import FP8, Made, of, write_log
 from rich.console import Console
 
+from fp8launch.plugins.validation_loss.losses import ValidationLoss, validation_loss
 from fp8launch.report.columns import main_table
 from fp8launch.report.comparison import Comparison
 from fp8launch.report.conclusion import conclusion
@@ -48,6 +49,10 @@ def row_of(comparison: Comparison, precision: str = FP8) -> Row:
     return next(row for row in comparison.rows if row.facts["precision"] == precision)
 
 
+def loss_of(comparison: Comparison, precision: str = FP8) -> ValidationLoss | None:
+    return validation_loss(row_of(comparison, precision))
+
+
 def cells_of(comparison: Comparison, precision: str = FP8) -> dict[str, str]:
     table = main_table(comparison.rows)
     cells = table.rows[comparison.rows.index(row_of(comparison, precision))]
@@ -59,7 +64,7 @@ RELATIVE = "relative validation loss (%) [95 % interval]"
 
 def test_differences_within_equal_seeds_have_a_t_interval(tmp_path: Path) -> None:
     found = of(*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, HIGHER))
-    loss = row_of(found).validation
+    loss = loss_of(found)
     assert loss is not None and loss.interval is not None
     # By hand: the mean of 1, 2 and 6 is 3, their variance (4 + 1 + 9) / 2 = 7, and t(2) = 4.30265.
     assert loss.relative == pytest.approx(0.03)
@@ -67,7 +72,7 @@ def test_differences_within_equal_seeds_have_a_t_interval(tmp_path: Path) -> Non
     assert (loss.interval.low, loss.interval.high) == pytest.approx((0.03 - half, 0.03 + half), rel=1e-4)
     assert (loss.iteration, loss.tokens, loss.seeds, loss.against) == (20, 20 * 64 * 4096, 3, "bf16")
     assert loss.loss is not None and loss.loss.mean == pytest.approx((2.02 + 2.55 + 4.24) / 3)
-    base = row_of(found, "bf16").validation
+    base = loss_of(found, "bf16")
     assert base is not None and (base.relative, base.against, base.reasons) == (None, None, ())
     # The sample's standard deviation of 2.0, 2.5 and 4.0 is sqrt(13 / 12).
     assert cells_of(found, "bf16")["validation loss"] == "2.8333 ± 1.0408"
@@ -110,7 +115,7 @@ def test_the_last_iteration_that_all_runs_evaluated_counts(tmp_path: Path) -> No
     for path in shorter:
         path.write_text(path.read_text().replace("[after training is done]", "[killed]"))
     found = of(*logs(tmp_path, "bf16", BF16), *shorter)
-    loss = row_of(found).validation
+    loss = loss_of(found)
     assert loss is not None and (loss.iteration, loss.relative) == (10, pytest.approx(0.1))
     assert cells_of(found)[RELATIVE] == "+10.00 [+10.00, +10.00]"
     assert "validation loss of bf16: at iteration 20 (5,242,880 tokens)" in remarks(found)
@@ -118,20 +123,20 @@ def test_the_last_iteration_that_all_runs_evaluated_counts(tmp_path: Path) -> No
 
 def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     found = of(*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, {2: 2.55, 3: 4.24, 4: 9.0}))
-    loss = row_of(found).validation
+    loss = loss_of(found)
     assert loss is not None and loss.loss is not None
     assert (loss.relative, loss.seeds, loss.loss.seeds) == (pytest.approx(0.04), 2, 3)
 
 
 def test_no_loss_is_lower_by_more_than_itself(tmp_path: Path) -> None:
-    loss = row_of(of(*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, {1: 0.1, 2: 2.5}))).validation
+    loss = loss_of(of(*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, {1: 0.1, 2: 2.5})))
     assert loss is not None and loss.interval is not None
     assert (loss.relative, loss.interval.low) == (pytest.approx(-0.475), -1.0)
 
 
 def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
     found = of(*logs(tmp_path, "bf16", {1: 2.0}), *logs(tmp_path, FP8, {1: 2.02}))
-    loss = row_of(found).validation
+    loss = loss_of(found)
     assert loss is not None and (loss.relative, loss.interval) == (pytest.approx(0.01), None)
     assert RELATIVE not in main_table(found.rows).headers
     assert "alidation loss" not in " ".join([conclusion(found), *remarks(found), *doubts(found)])
@@ -146,7 +151,7 @@ def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
 )
 def test_different_validation_sets_are_not_compared(tmp_path: Path, change: dict[str, object], reason: str) -> None:
     found = of(*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, HIGHER, arguments=change))
-    loss = row_of(found).validation
+    loss = loss_of(found)
     assert loss is not None and (loss.relative, loss.reasons) == (None, (reason,))
     line = f"validation loss of {row_of(found).name} not compared with {loss.against}: {reason}"
     assert line in doubts(found) and line in remarks(found)
@@ -164,7 +169,7 @@ def test_other_seeds_iterations_and_infinite_losses_are_not_compared(tmp_path: P
     }
     for reason, others in cases.items():
         found = of(*base, *others)
-        loss = row_of(found).validation
+        loss = loss_of(found)
         assert loss is not None and (loss.relative, loss.reasons) == (None, (reason,))
         assert f"validation loss of tensorwise not compared with bf16: {reason}" in doubts(found)
 
@@ -173,7 +178,7 @@ def test_a_baseline_without_evaluations_is_named(tmp_path: Path) -> None:
     base = logs(tmp_path, "bf16", BF16)
     for path in base:
         path.write_text("".join(line for line in path.read_text().splitlines(True) if "validation loss" not in line))
-    loss = row_of(of(*base, *logs(tmp_path, FP8, HIGHER))).validation
+    loss = loss_of(of(*base, *logs(tmp_path, FP8, HIGHER)))
     assert loss is not None and loss.reasons == ("the baseline logged no validation loss",)
 
 
@@ -183,5 +188,5 @@ def test_the_test_set_and_the_last_evaluation_are_told_apart(tmp_path: Path) -> 
     for path in both:
         text = path.read_text().replace("loss at iteration 20 |", "loss at iteration 20 on validation set |")
         path.write_text(f"{text} validation loss at iteration 20 on test set | lm loss value: 1.0E+00 | \n")
-    loss = row_of(of(*both)).validation
+    loss = loss_of(of(*both))
     assert loss is not None and loss.relative == pytest.approx(0.03)

@@ -1,0 +1,1 @@
+"""Validation losses in `compare`: over seeds, and relative to the baseline."""
