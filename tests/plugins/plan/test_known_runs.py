@@ -36,6 +36,18 @@ def test_a_run_like_the_measured_ones_is_more_certain_than_any_other() -> None:
     assert all(uncertainty(other) > here for other in others)
 
 
+def test_another_dispatch_of_tokens_is_less_certain() -> None:
+    """DeepSeek-V3 on GB300 was published with HybridEP only."""
+    packed, capacity = (
+        Situation("gb300", "experts", "mxfp8", "7168 x 61 x 256", 256, 4096, 0.0, dispatch)
+        for dispatch in ("packed", "capacity")
+    )
+    assert uncertainty(packed) < uncertainty(capacity)
+    steps = predicted("deepseek_v3_mxfp8_gb300"), predicted("mixtral_8x7b_tensorwise_h100")
+    assert [step.situation.dispatch for step in steps] == ["packed", "all-to-all"]
+    assert predicted("llama8b_fp8").situation.dispatch == ""
+
+
 def test_a_gpu_whose_generation_was_never_measured_is_as_uncertain_as_an_unknown_run() -> None:
     a100, h100 = (uncertainty(Situation(name, "dense", "bf16", "4096 x 32", 8, 8192, 0.0)) for name in ("a100", "h100"))
     assert a100 == 0.3 > 2 * h100

@@ -23,6 +23,7 @@ _KINDS = {"dense": "a dense model", "experts": "experts", "hybrid": "a hybrid mo
 COVERED = 0.9
 # Distance between runs that differ in one property, and per doubling of a size.
 _OTHER_KIND, _OTHER_ARCHITECTURE, _OTHER_GPU, _OTHER_PRECISION, _OTHER_MODEL = 3.0, 1.5, 0.5, 0.5, 1.25
+_OTHER_DISPATCH = 1.0
 _PER_DOUBLING_OF_GPUS, _PER_DOUBLING_OF_SEQUENCE, _PER_HOST_SHARE = 0.15, 0.3, 4.0
 # Every situation also has one imaginary run with this weight and error, so that few known runs cannot promise much.
 # With a smaller weight, older results on Blackwell and of models with experts were covered in fewer than eight in ten.
@@ -31,11 +32,17 @@ _UNKNOWN_WEIGHT, _UNKNOWN_ERROR = 0.25, 0.3
 _NOTICEABLE_SHARE = 0.05
 
 Kind = Literal["dense", "experts", "hybrid"]
+# `capacity` is an all-to-all of rows padded to a capacity, `packed` is DeepEP or HybridEP.
+Dispatch = Literal["", "all-to-all", "capacity", "packed"]
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What decides how well a run is predicted. `host` is the share of the step in which the GPU waits for the host."""
+    """What decides how well a run is predicted.
+
+    `host` is the share of the step in which the GPU waits for the host. `dispatch` is how tokens reach experts on other
+    ranks, empty if none do.
+    """
 
     gpu: str
     kind: Kind
@@ -44,6 +51,7 @@ class Situation:
     gpus: int
     sequence: int
     host: float
+    dispatch: Dispatch = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ def known_runs() -> tuple[KnownRun, ...]:
     with _DATA.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             kind: Kind = row["kind"]  # type: ignore[assignment]
+            dispatch: Dispatch = row["dispatch"]  # type: ignore[assignment]
             situation = Situation(
                 row["gpu"],
                 kind,
@@ -70,6 +79,7 @@ def known_runs() -> tuple[KnownRun, ...]:
                 int(row["gpus"]),
                 int(row["sequence"]),
                 float(row["host"]),
+                dispatch,
             )
             found.append(KnownRun(situation, float(row["error"]), float(row["weight"])))
     return tuple(found)
@@ -111,6 +121,8 @@ def _distance(one: Situation, other: Situation) -> float:
         found += _OTHER_PRECISION
     if one.model != other.model:
         found += _OTHER_MODEL
+    if one.dispatch != other.dispatch:
+        found += _OTHER_DISPATCH
     return found
 
 
@@ -143,9 +155,9 @@ def extrapolations(situation: Situation) -> list[str]:
 
 def text_of(runs: Iterable[KnownRun]) -> str:
     """Return the text of `known_runs.csv`."""
-    lines = ["gpu,kind,precision,model,gpus,sequence,host,error,weight"]
+    lines = ["gpu,kind,precision,model,gpus,sequence,host,dispatch,error,weight"]
     for run in runs:
         one = run.situation
-        sizes = f"{one.gpus},{one.sequence},{one.host:.3f},{run.error:.4f},{run.weight:.3f}"
+        sizes = f"{one.gpus},{one.sequence},{one.host:.3f},{one.dispatch},{run.error:.4f},{run.weight:.3f}"
         lines.append(f"{one.gpu},{one.kind},{one.precision},{one.model},{sizes}")
     return "\n".join(lines) + "\n"

@@ -23,7 +23,7 @@ from fp8launch.plugins.estimate.activations import offloaded_layers, recomputed_
 from fp8launch.plugins.estimate.dtype_sizes import LayerKind, decoder_kinds, mtp_kinds, precision
 from fp8launch.plugins.estimate.memory import microbatches, offloaded_bytes
 from fp8launch.plugins.plan.collectives import Group, send
-from fp8launch.plugins.plan.known_runs import Kind, Situation, extrapolations, uncertainty
+from fp8launch.plugins.plan.known_runs import Dispatch, Kind, Situation, extrapolations, uncertainty
 from fp8launch.plugins.plan.layer_terms import HostTime, LayerTime, Seconds, seconds
 from fp8launch.plugins.plan.layers import layer_time, needs_new_kernels
 from fp8launch.plugins.plan.speeds import FAST_HOST_LINK, Links, Speeds, speeds
@@ -190,7 +190,10 @@ def _situation(run: Workload, world: int, terms: Seconds) -> Situation:
     elif model.experts:
         kind, name = "experts", f"{name} x {model.experts.count}"
     share = terms["host"] / sum(terms.values())
-    return Situation(run.speeds.gpu.name, kind, run.recipe(True), name, world, model.seq_length, share)
+    dispatch: Dispatch = ""
+    if model.experts and run.split.ep > 1:
+        dispatch = "packed" if run.packs_tokens else "capacity" if run.pads_to_capacity else "all-to-all"
+    return Situation(run.speeds.gpu.name, kind, run.recipe(True), name, world, model.seq_length, share, dispatch)
 
 
 def stage_times(
