@@ -38,6 +38,7 @@ HELD = {
     "software.launch_expert.delayed",
     "software.launch_expert.blockwise",
     "software.launch_expert.tensorwise",
+    "software.launch_expert.mxfp8",
     "software.launch_expert.nvfp4",
     *(f"software.launch_quantized.{name}" for name in ("delayed", "blockwise", "tensorwise", "mxfp8", "nvfp4")),
     "software.launch_gathered",
@@ -62,14 +63,15 @@ HELD = {
 
 
 # Starting point of every calibration. Hopper: kernels measured on H200 (h200/tuning.md). Blackwell: the same, with
-# assumed fractions of the peak for its matrix products. Assumed too: 60 % of NVLink, 80 % of the network, passes over
-# the experts' tokens. Counted by `passes.py`: passes of activations and biases of unfused experts. Launches:
-# 12 layers of Qwen3 30B-A3B on H200. Clocks: power limits.
+# assumed fractions of the peak for its matrix products. Assumed too: 60 % of NVLink, 80 % of the network and 60 %
+# between two GPUs, and tokens that are ordered by expert as fast as they are copied. Counted by `passes.py`: passes of
+# activations and biases of unfused experts. Launches: 12 layers of Qwen3 30B-A3B on H200. Clocks: power limits.
 PRIOR: Parameters = {
     **{f"{name}.attention": 0.55 for name in ("hopper", "blackwell")},
     **{f"{name}.memory": 0.75 for name in ("hopper", "blackwell")},
     **{f"{name}.nvlink": 0.6 for name in ("hopper", "blackwell")},
-    **{f"{name}.network": 0.8 for name in ("hopper", "blackwell")},
+    **{f"software.network.{card}": 0.8 for card in ("connectx7", "connectx8")},
+    "software.pair": 0.6,
     **{f"{name}.contention": 0.25 for name in ("hopper", "blackwell")},
     "hopper.gemm.bf16": 0.76,
     "hopper.gemm.tensorwise": 0.75,
@@ -79,11 +81,10 @@ PRIOR: Parameters = {
     "blackwell.gemm.delayed": 0.65,
     "blackwell.gemm.mxfp8": 0.62,
     "blackwell.gemm.nvfp4": 0.60,
-    "software.permutation": 4.0,
+    "software.permutation": 1.0,
     "software.biased_activation": 56.0,
     "software.launch": 2.0e-3,
     "software.launch_routing": 2.5e-3,
-    "software.launch_expert.mxfp8": 0.3e-3,
     **{f"clock.{name}": clock for name, clock in POWER_CLOCK.items()},
 }
 
@@ -205,6 +206,8 @@ def _of_software(run: Run, name: str) -> bool:
     """Return the same for a parameter of the software, as far as the run's arguments show it."""
     if name == "biased_activation":
         return bool(run.args.get("activation_func_clamp_value"))
+    if name == "pair" or name.startswith("network."):
+        return True
     if name.startswith("launch"):
         return run.args.get("cuda_graph_impl") != "full_iteration"
     return bool(run.args.get("num_experts"))

@@ -52,7 +52,8 @@ come from several containers have one error for each. Experts are balanced by fo
 containers. For the two figures of GPT-OSS in container 26.06.01, 0.6 of those before and after, NVIDIA's page has a
 note. Runs on the slow host are compared with the prediction for that host: its launch times were fitted to some of
 them. Older results are compared with the prediction for the current release, and in the
-lines "as released" with the prediction for their own, if its factor is known.
+lines "as released" with the prediction for their own, if its factor is known. Rows with experts were held out at first;
+all of them were looked at later (accuracy.md).
 
 """
 

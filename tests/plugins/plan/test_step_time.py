@@ -69,6 +69,18 @@ def test_a_group_beyond_the_nvlink_domain_uses_the_network() -> None:
     assert far.ms > near.ms
 
 
+def test_an_all_to_all_orders_tokens_twice_if_a_rank_has_several_experts() -> None:
+    """Passes over routed rows: 2 / top-k for the tokens and 2 for their copies, and 4 to sort them by local expert."""
+
+    def ordered(ranks: int, kind: str) -> float:
+        sizes = {"expert_model_parallel_size": ranks, "num_experts": 16, "moe_router_topk": 8}
+        name = "qwen3_30b_a3b_tensorwise_h100"
+        return term(predicted(name, moe_token_dispatcher_type=kind, **sizes), "expert permutation")
+
+    assert ordered(8, "alltoall") / ordered(16, "alltoall") == pytest.approx(6.25 / 2.25)
+    assert ordered(16, "alltoall") < ordered(8, "flex") < ordered(8, "alltoall")
+
+
 def test_packed_tokens_cross_the_network_once_for_each_domain() -> None:
     """Each of 4096 tokens has 8 experts on two nodes of 8: nearly all cross once, as an all-to-all four times."""
     sizes = {"expert_model_parallel_size": 16, "moe_router_topk": 8, "cuda_graph_impl": "full_iteration"}
@@ -186,6 +198,27 @@ def test_layer_graphs_leave_a_wait_behind_the_routing_unless_sizes_are_fixed() -
     assert 0 < term(nano(overlap_moe_expert_parallel_comm=True), "host") < term(nano(), "host")
     # With more tokens the experts run longer than their launch takes.
     assert term(nano(micro_batch_size=8), "host") == 0
+
+
+def test_latent_attention_has_more_launches_than_other_attention() -> None:
+    """Five linear layers instead of two: the projections of queries, and of keys and values, are factored."""
+    alone = {"expert_model_parallel_size": 8, "num_experts": 8, "cuda_graph_impl": "none", "micro_batch_size": 1}
+    latent = predicted("deepseek_v3_tensorwise_h100", seq_length=256, **alone)
+    plain = predicted("deepseek_v3_tensorwise_h100", seq_length=256, multi_latent_attention=False, **alone)
+    assert term(latent, "host") + term(latent, "short kernels") > 1.2 * (
+        term(plain, "host") + term(plain, "short kernels")
+    )
+
+
+def test_wide_heads_raise_the_rate_of_attention_on_blackwell_only() -> None:
+    """The softmax, which takes the same time at any width, limits Blackwell."""
+
+    def slower(recipe: str) -> float:
+        wide, narrow = (term(predicted(recipe, kv_channels=width), "attention") for width in (160, 128))
+        return wide / narrow
+
+    assert slower("llama70b_tensorwise_h100") == pytest.approx(1.25)
+    assert slower("llama405b_nvfp4_gb300") == pytest.approx(1.25**0.5)
 
 
 @pytest.mark.needs_plugin("bridge")
@@ -306,8 +339,18 @@ def test_collectives_take_the_bytes_over_the_slowest_link() -> None:
     assert gather(1e9, Group(2, stride=8), known) == pytest.approx(0.5e9 / known.network)
     assert exchange(1e9, Group(16), known) == pytest.approx(0.5e9 / known.network)
     # Of two stages in each domain one sends to the other domain; a ring waits for the one that does.
-    assert send(1e9, Group(4, stride=4), known) == pytest.approx((1e9 / known.nvlink + 1e9 / known.network) / 2)
-    assert rotate(1e9, Group(4, stride=4), known) == pytest.approx(1e9 / known.network)
+    assert send(1e9, Group(4, stride=4), known) == pytest.approx((1e9 / known.nvlink + 1e9 / known.pair) / 2)
+    assert rotate(1e9, Group(4, stride=4), known) == pytest.approx(1e9 / known.pair)
+
+
+def test_equal_network_cards_are_equally_fast_on_every_gpu() -> None:
+    """H100, B200 and GB200 have cards of 400 Gbit/s, B300 and GB300 of 800 Gbit/s."""
+    known = {name: speeds(gpu(name)) for name in ("h100", "b200", "gb200", "b300", "gb300")}
+    rates = {name: (found.network, found.pair) for name, found in known.items() if found}
+    assert rates["h100"] == rates["b200"] == rates["gb200"]
+    assert rates["b300"] == rates["gb300"]
+    network, pair = rates["h100"]
+    assert pair < network < rates["b300"][0] < 2 * network
 
 
 HOSTILE = st.dictionaries(

@@ -77,7 +77,7 @@ def send(size: float, group: Group, speeds: Speeds) -> float:
     inside = group.inside(speeds.device.links.domain)
     if inside >= group.size:
         return size / speeds.nvlink
-    return size * ((inside - 1) / speeds.nvlink + 1 / speeds.network) / inside
+    return size * ((inside - 1) / speeds.nvlink + 1 / speeds.pair) / inside
 
 
 def rotate(size: float, group: Group, speeds: Speeds) -> float:
@@ -86,4 +86,4 @@ def rotate(size: float, group: Group, speeds: Speeds) -> float:
         return 0.0
     if group.inside(speeds.device.links.domain) >= group.size:
         return size / speeds.nvlink
-    return size / speeds.network
+    return size / speeds.pair

@@ -14,7 +14,7 @@ does not wait.
 
 from __future__ import annotations
 
-from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA, Experts
+from fp8launch.megatron.architecture import ATTENTION, DENSE_LAYER, EXPERTS, MAMBA, Architecture, Experts
 from fp8launch.megatron.model_arithmetic import Arguments, graph_modules, recomputed_modules
 from fp8launch.plugins.plan.layer_terms import HostTime
 from fp8launch.plugins.plan.workload import Workload
@@ -37,16 +37,28 @@ _KERNELS_EXPERTS, _KERNELS_EXPERT = 60, 3
 def kernels_of(run: Workload, kind: str, quantized: bool) -> tuple[float, float]:
     """Return the number of kernels that one layer of the parts `kind` runs forward and backward."""
     experts = run.model.experts_of(kind)
-    dense = len(kind) - (experts is not None) + (experts is not None and experts.shared > 0)
-    number = float(dense * _KERNELS)
+    parts = sum(_parts(run.model, part) for part in kind if part != EXPERTS)
+    parts += experts is not None and experts.shared > 0
+    number = parts * _KERNELS
     if experts is not None:
         number += _KERNELS_EXPERTS
     if quantized:
-        number += dense * _KERNELS_QUANTIZED
+        number += parts * _KERNELS_QUANTIZED
         if experts is not None and not run.on("use_transformer_engine_op_fuser"):
             number += _KERNELS_EXPERT * experts.count / run.split.ep
     forward = run.speeds.software.launch_forward * number
     return forward, number - forward
+
+
+def _parts(model: Architecture, part: str) -> float:
+    """Return how many times the launches of an MLP one part of a layer takes.
+
+    Launches go with linear layers. An MLP has two, as has attention, but latent attention has four or five
+    (multi_latent_attention.py of Megatron-Core).
+    """
+    if part != ATTENTION or model.latent is None:
+        return 1.0
+    return 2.5 if model.latent.query_rank else 2.0
 
 
 def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostTime:
@@ -65,7 +77,7 @@ def host_time(run: Workload, kind: str, quantized: bool, routed: float) -> HostT
     before = after = after_back = 0.0
     for part in kind:
         if part != EXPERTS:
-            before += dense * (1 - graphed(run.args, _GRAPHED.get(part, "mlp")))
+            before += dense * _parts(run.model, part) * (1 - graphed(run.args, _GRAPHED.get(part, "mlp")))
     experts = run.model.experts_of(kind)
     if experts:
         # The projections to and from a latent width are half of an MLP's launches.

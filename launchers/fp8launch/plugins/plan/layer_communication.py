@@ -156,6 +156,23 @@ def _dispatch(run: Workload, experts: Experts, group: Group) -> float:
     return max(near / run.speeds.nvlink, far / run.speeds.network)
 
 
+def permutation_passes(run: Workload, experts: Experts) -> float:
+    """Return the passes over a rank's routed rows that order them by expert, for one direction.
+
+    An all-to-all moves a copy of a token for each of its experts: one pass makes the copies and one sums them up. A
+    rank with several experts also sorts the received copies by expert, and back after the experts. DeepEP and HybridEP
+    send a token once to each rank, which copies it for each of its experts there.
+
+    See token_dispatcher.py of Megatron-Core.
+    """
+    if run.packs_tokens:
+        return 2 + 2 * _reached(run, experts, run.split.ep) / experts.top_k
+    tokens = 2 / experts.top_k
+    if experts.count > run.split.ep:
+        return 6 + tokens
+    return 2 + tokens
+
+
 def _reached(run: Workload, experts: Experts, places: float) -> float:
     """Return to how many of `places`, over which all experts are divided, a token is sent on average.
 

@@ -16,7 +16,7 @@ from fp8launch.hardware.gpus import Gpu
 from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Experts
 from fp8launch.megatron.model_arithmetic import recomputed_modules
 from fp8launch.plugins.plan.host import host_time, kernels_of
-from fp8launch.plugins.plan.layer_communication import add_communication, attention_by_heads
+from fp8launch.plugins.plan.layer_communication import add_communication, attention_by_heads, permutation_passes
 from fp8launch.plugins.plan.layer_terms import LayerTime
 from fp8launch.plugins.plan.mamba_scan import add_scan
 from fp8launch.plugins.plan.workload import BF16, Linear, Workload, linears, product_times
@@ -33,6 +33,9 @@ _FUSED_LATENT = 1.4
 FP32 = 4
 # Ratio of backward to forward FLOPs in attention: five matrix products for two.
 ATTENTION_BACKWARD = 2.5
+# Mean width of keys and values relative to 128 above which attention gets no faster. None wider than DeepSeek-V3's was
+# compared with a run.
+WIDEST_HEAD = (192 + 128) / (2 * 128)
 # The widest head that Transformer Engine before 2.5 fuses on Blackwell in training (fused_attn.cpp of 2.2 to 2.4).
 FUSED_HEAD = 128
 # Passes over the scores of unfused attention. Forward: the first product writes them, the softmax reads and writes, the
@@ -103,9 +106,10 @@ def _add_attention(run: Workload, time: LayerTime, quantized: bool) -> None:
     rate = run.speeds.attention
     if quantized and run.on("fp8_dot_product_attention"):
         rate = run.speeds.attention_fp8
-    if not model.latent and model.channels < 128:
-        # The softmax takes as long for narrow heads as for wide ones, but there are fewer FLOPs.
-        rate *= max(model.channels / 128, 0.25) ** 0.5
+    # The softmax takes as long for narrow heads as for wide ones, but there are fewer FLOPs. On Blackwell, whose
+    # exponential units are as fast as Hopper's, it also limits wider heads (https://www.together.ai/blog/flashattention-4).
+    widest = WIDEST_HEAD if run.speeds.gpu.capability >= (10, 0) else 1.0
+    rate *= min(max(widths / (2 * 128), 0.25), widest) ** 0.5
     forward = 2 * run.tokens * heads * widths * keys / rate
     time.forward["attention"] += forward
     time.backward["attention"] += ATTENTION_BACKWARD * forward
@@ -220,7 +224,8 @@ def _add_expert_traffic(run: Workload, time: LayerTime, experts: Experts) -> Non
         time.forward["expert activation"] += biased / 3
         time.routed += biased / 3
         time.backward["expert activation"] += biased * 2 / 3
-    permuted = software.permutation * rows * (experts.latent or model.hidden) * BF16 / memory
+    width = experts.latent or model.hidden
+    permuted = software.permutation * permutation_passes(run, experts) * rows * width * BF16 / memory
     time.forward["expert permutation"] += permuted
     time.routed += permuted
     if not fused:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import quantization_recipes
@@ -39,9 +40,10 @@ class Host:
 
 # The slowest host measured: a virtual machine with two H100 and 32 cores (benchmarks/plan/host_bound.md).
 SLOW_X86 = Host(python=3.0, experts=1.1)
-GRACE = Host(python=1.3, experts=1.3)
-# Hosts of published results on H100, B200 and B300: Qwen3 30B-A3B on 16 H100.
-DGX = Host(python=0.85, experts=0.85)
+GRACE = Host(python=1.3, experts=1.0)
+# Hosts of published results on H100, B200 and B300: Python from Qwen3 30B-A3B on 16 H100, experts from all layouts with
+# experts that wait for the host and were not held out (benchmarks/plan/accuracy.md).
+DGX = Host(python=0.85, experts=0.75)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Fractions:
     `gemm` is the fraction of the dense peak by quantization recipe, in the limit of large matrices: the traffic of
     operands and results is added to it. `attention` and `attention_fp8` are fractions of the peak of that type for the
     core of attention in the limit of long sequences; at `attention_half` tokens under a causal mask half of it is left.
-    `memory`, `nvlink` and `network` are fractions of the bandwidths. `contention` is the share of overlapped
+    `memory` and `nvlink` are fractions of the bandwidths. `contention` is the share of overlapped
     communication that lengthens the step anyway, because it uses multiprocessors and bandwidth.
     """
 
@@ -78,7 +80,6 @@ class Fractions:
     attention_half: float
     memory: float
     nvlink: float
-    network: float
     contention: float
 
 
@@ -86,18 +87,19 @@ class Fractions:
 class Software:
     """Overheads of Megatron-Core 0.19, Transformer Engine 2.20 and mamba-ssm 2.3, the same on every GPU.
 
-    Passes are reads or writes of a whole bf16 tensor: `permutation` of the tokens that are sent to experts, forward or
-    backward, `ring` of a rank's queries in a round of ring attention, `biased_activation` of the experts' first product
-    where biases and a clamp keep Megatron from fusing the activation. `independent_tokens` is how many tokens choose
-    their experts independently in a micro batch of a trained router without forced balance: the loads of experts vary
-    as much as if there were no others. `independent_at_first` is the same for a router in its first iterations.
-    `tp_overlapped` is the share of tensor parallel communication that `tp_comm_overlap` leaves exposed,
-    `experts_overlapped` what the overlap of expert communication leaves of it over the network: its kernels keep
-    multiprocessors while they wait. `scan` is the time of Mamba's kernels relative to the time of their traffic: they
-    are many, small, and wait for one another. `scale` is the share by which a step slows down for each doubling of its
-    GPUs beyond a node, `scale_delayed` what delayed scaling adds: it reduces the largest values over all ranks.
-    `kernel` is the seconds that any kernel takes in addition to its FLOPs and traffic. `fuses_latent` is
-    whether Blackwell trains with fused latent attention.
+    `permutation` is the time of a pass that orders tokens by expert, relative to a copy. Other passes are reads or
+    writes of a whole bf16 tensor: `ring` of a rank's queries in a round of ring attention, `biased_activation` of the
+    experts' first product where biases and a clamp keep Megatron from fusing the activation. `independent_tokens` is
+    how many tokens choose their experts independently in a micro batch of a trained router without forced balance: the
+    loads of experts vary as much as if there were no others. `independent_at_first` is the same for a router in its
+    first iterations. `tp_overlapped` is the share of tensor parallel communication that `tp_comm_overlap` leaves
+    exposed, `experts_overlapped` what the overlap of expert communication leaves of it over the network: its kernels
+    keep multiprocessors while they wait. `scan` is the time of Mamba's kernels relative to the time of their traffic:
+    they are many, small, and wait for one another. `scale` is the share by which a step slows down for each doubling of
+    its GPUs beyond a node, `scale_delayed` what delayed scaling adds: it reduces the largest values over all ranks.
+    `network` is the fraction of a network card's bandwidth that collectives reach, `pair` what a transfer between two
+    GPUs reaches: a pipeline's next stage or a ring's next rank. `kernel` is the seconds that any kernel takes in
+    addition to its FLOPs and traffic. `fuses_latent` is whether Blackwell trains with fused latent attention.
 
     Times of the host are seconds for a layer's forward and backward pass; `launch_forward` is the forward pass's share
     of them. A dense layer takes `launch`, plus `launch_quantized` by its precision, plus `launch_gathered` if
@@ -109,7 +111,7 @@ class Software:
     two streams and run their own backward passes.
     """
 
-    permutation: float = 5.0
+    permutation: float = 1.25
     ring: float = 25.0
     biased_activation: float = 66.0
     # Free routing of Mixtral 8x22B is 4 % slower than balanced routing.
@@ -124,6 +126,11 @@ class Software:
     # Qwen3 30B-A3B in bf16 on 16 H100 gains 18 % by the overlap (docs/training/moe-optimization.md of Megatron-Bridge),
     # Qwen3 235B-A22B on 256 H100 11 %.
     experts_overlapped: float = 0.55
+    # H100, B200 and GB200 have ConnectX-7 cards of 400 Gbit/s, B300 and GB300 ConnectX-8 of 800 Gbit/s.
+    network: Mapping[str, float] = field(default_factory=lambda: {"connectx7": 0.65, "connectx8": 0.47})
+    # NCCL sends to one rank over few channels in small chunks. NVIDIA enlarges the chunks of some pipelines with
+    # NCCL_P2P_NET_CHUNKSIZE (scripts/performance/perf_plugins.py of Megatron-Bridge).
+    pair: float = 0.47
     kernel: float = 2.0e-6
     # Since Transformer Engine 2.5 and cuDNN 9.11 (fused_attn.cpp). FlashAttention 2 takes other wide heads, but none
     # whose values are narrower than their keys.
@@ -148,16 +155,16 @@ class Software:
     # Six layers of Qwen3 30B-A3B on one GPU in bf16: benchmarks/h200, `2026-11-23-tuned-one`.
     launch_alone: float = 0.52
     launch_forward: float = 0.45
-    # 12 layers of Qwen3 30B-A3B with 64 experts a GPU: benchmarks/h200, `2026-11-23-pairs`. MXFP8: Qwen3 30B-A3B on
-    # GB200, NVFP4: Nemotron 3 Super on B300.
+    # 12 layers of Qwen3 30B-A3B with 64 experts a GPU: benchmarks/h200, `2026-11-23-pairs`. MXFP8 and NVFP4 were not
+    # measured: as in blockwise scaling, one kernel quantizes a tensor for all three products.
     launch_expert: Mapping[str, float] = field(
         default_factory=lambda: {
             "bf16": 0.27e-3,
             "delayed": 0.405e-3,
             "blockwise": 0.435e-3,
             "tensorwise": 0.60e-3,
-            "mxfp8": 0.31e-3,
-            "nvfp4": 0.36e-3,
+            "mxfp8": 0.435e-3,
+            "nvfp4": 0.435e-3,
         }
     )
     scan: float = 3.1
@@ -184,6 +191,9 @@ DEVICES: Mapping[str, Device] = {
 COPIES = 0.66
 # Least GB/s of a link over which `plan` offloads activations. NVIDIA published such runs for Grace's NVLink-C2C only.
 FAST_HOST_LINK = 100.0
+
+# GB/s of a network card of 400 Gbit/s.
+CONNECTX7 = 50.0
 
 # Sustained clock that the power limit allows, relative to H200 or GB200: watts per peak (700 of H100 and H200, 1000 of
 # B200, 1100 of B300, 1200 of GB200, 1400 of GB300; NVIDIA data sheets). Calibrated clocks start from it.
@@ -215,7 +225,6 @@ HOPPER = Fractions(
     # Quantization and norms of Llama-3 8B on H200: 253 and 60 ms for 256 layers.
     memory=0.75,
     nvlink=0.45,
-    network=0.65,
     contention=0.25,
 )
 
@@ -235,7 +244,6 @@ BLACKWELL = Fractions(
     attention_half=2300,
     memory=0.70,
     nvlink=0.60,
-    network=0.47,
     contention=0.25,
 )
 
@@ -249,8 +257,18 @@ class Speeds:
     fractions: Fractions
     software: Software = Software()
 
+    # A search reads rates hundreds of thousands of times.
+    @cached_property
+    def _gemm(self) -> dict[str, float]:
+        return {}
+
     def gemm(self, recipe: str) -> float:
         """Return the FLOP/s of large matrix products in a quantization recipe or bf16."""
+        if recipe not in self._gemm:
+            self._gemm[recipe] = self._gemm_rate(recipe)
+        return self._gemm[recipe]
+
+    def _gemm_rate(self, recipe: str) -> float:
         peak = self.gpu.bf16
         if recipe in quantization_recipes():
             peak = self.gpu.peak(quantization_recipes()[recipe].operands)
@@ -267,7 +285,7 @@ class Speeds:
         """FLOP/s of the core of attention in FP8."""
         return (self.gpu.fp8 or self.gpu.bf16 or 1.0) * 1e12 * self.fractions.attention_fp8 * self.device.clock
 
-    @property
+    @cached_property
     def memory(self) -> float:
         """Bytes/s of the GPU's memory."""
         return self.device.memory * 1e12 * self.fractions.memory
@@ -282,10 +300,16 @@ class Speeds:
         """Bytes/s of one direction between a GPU and its host's memory."""
         return self.device.host_link * 1e9 * COPIES
 
-    @property
+    @cached_property
     def network(self) -> float:
         """Bytes/s of one GPU's share of the network."""
-        return self.device.links.network * 1e9 * self.fractions.network
+        card = "connectx7" if self.device.links.network <= CONNECTX7 else "connectx8"
+        return self.device.links.network * 1e9 * self.software.network[card]
+
+    @cached_property
+    def pair(self) -> float:
+        """Bytes/s between two GPUs over the network."""
+        return self.device.links.network * 1e9 * self.software.pair
 
 
 def speeds(gpu: Gpu, links: Links | None = None) -> Speeds | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ def scale(run: Workload, world: int) -> tuple[float, float]:
     return share, max(math.log2(world / ONE_NODE), 0.0)
 
 
+@functools.cache
 def operand_bytes(precision: str) -> float:
     """Return the bytes per element of an operand of matrix products, including its scales."""
     if precision in quantization_recipes():
