@@ -1,6 +1,7 @@
-"""Published results of older releases as Megatron's arguments: the recipes of older_runs.yaml.
+"""Published results as Megatron's arguments: the recipes of older_runs.yaml and blind_runs.yaml.
 
-Half of them, chosen by a hash of their names, served to fit the terms of the speed model; the others are held out.
+Half of the older runs, chosen by a hash of their names, served to fit the terms of the speed model; the others are held
+out. Blind runs were written before they were predicted, and nothing was fitted to them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flops import flops_per_token
 
 FILE = Path(__file__).resolve().parent / "older_runs.yaml"
+BLIND = FILE.with_name("blind_runs.yaml")
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ class OlderRun:
     repeats: bool = False
 
 
-def older_runs() -> Iterator[OlderRun]:
-    """Yield all results, in the order of the file."""
+def older_runs(rows: Path = FILE) -> Iterator[OlderRun]:
+    """Yield the results in `rows`, in the order of the file."""
     with tempfile.TemporaryDirectory() as folder:
-        for row in yaml.safe_load(FILE.read_text()):
+        for row in yaml.safe_load(rows.read_text()):
             file = Path(folder) / f"{row['name']}.yaml"
             file.write_text(yaml.safe_dump({"name": row["name"], **row["recipe"]}))
             run = resolve_run(prepare(str(file)))
