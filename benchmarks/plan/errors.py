@@ -16,7 +16,7 @@ from pathlib import Path
 from bridge_runs import bridge_runs
 from calibrate import errors, stated, summary
 from measured_runs import measured_runs
-from older_runs import OlderRun, older_runs
+from older_runs import BLIND, OlderRun, older_runs
 from pack_runs import pack_runs
 from published_runs import Run, hybrid_runs, published_runs
 from slow_host_runs import slow_host_errors, slow_host_runs
@@ -33,6 +33,7 @@ TABLE = Path(__file__).resolve().parent / "errors.md"
 KNOWN_RUNS = Path(known_runs_module.__file__).with_name("known_runs.csv")
 FITTED, HELD_OUT = "older, fitted", "older, held out"
 BRIDGE_SEEN, BRIDGE_HELD_OUT = "earlier Bridge, looked at", "earlier Bridge, held out"
+PREDICTED_FIRST = "predicted first"
 _HELD_OUT = (HELD_OUT, BRIDGE_HELD_OUT)
 # Bounds for the runs of each group: median and ninth decile of the absolute errors.
 BOUNDS = {
@@ -43,6 +44,7 @@ BOUNDS = {
     HELD_OUT: (0.08, 0.40),
     BRIDGE_SEEN: (0.06, 0.20),
     BRIDGE_HELD_OUT: (0.08, 0.35),
+    PREDICTED_FIRST: (0.08, 0.20),
     "slow host": (0.10, UNCERTAINTY_SLOW_HOST),
 }
 HEAD = """# Tokens/s/GPU: published or measured, and as predicted
@@ -53,7 +55,7 @@ containers. For the two figures of GPT-OSS in container 26.06.01, 0.6 of those b
 note. Runs on the slow host are compared with the prediction for that host: its launch times were fitted to some of
 them. Older results are compared with the prediction for the current release, and in the
 lines "as released" with the prediction for their own, if its factor is known. Rows with experts were held out at first;
-all of them were looked at later (accuracy.md).
+all of them were looked at later (accuracy.md). Rows "predicted first" were written down before they were predicted.
 
 """
 
@@ -64,6 +66,7 @@ def main() -> int:
         older[HELD_OUT if one.held_out else FITTED].append(one)
     for one in bridge_runs():
         older[BRIDGE_HELD_OUT if one.held_out else BRIDGE_SEEN].append(one)
+    older[PREDICTED_FIRST] = list(older_runs(BLIND))
     groups = {
         "published": [*published_runs(), *pack_runs()],
         "measured": list(measured_runs()),
@@ -133,7 +136,9 @@ def _as_released(one: OlderRun, error: float) -> float | None:
 def _of_older(older: dict[str, list[OlderRun]], off: dict[str, list[float]], known: dict[str, list[KnownRun]]) -> str:
     """Return the errors of older results by class, and how many are within the uncertainty that others state."""
     lines = []
-    others = [run for name, runs in known.items() if name not in _HELD_OUT for run in runs]
+    fitted = [run for name, runs in known.items() if name not in (*_HELD_OUT, PREDICTED_FIRST) for run in runs]
+    # Before the runs that were predicted first, the plugin knew all others.
+    before = [run for name, runs in known.items() if name != PREDICTED_FIRST for run in runs]
     all_held_out: dict[str, list[float]] = defaultdict(list)
     for name, results in older.items():
         found: dict[str, list[float]] = defaultdict(list)
@@ -149,7 +154,9 @@ def _of_older(older: dict[str, list[OlderRun]], off: dict[str, list[float]], kno
                 all_held_out[words].append(error)
                 if not result.repeats:
                     all_held_out[f"{words}, other layouts"].append(error)
-            rest = [other for other in others if other.situation.model != one.situation.model or name in _HELD_OUT]
+            rest = before if name == PREDICTED_FIRST else fitted
+            if name not in (*_HELD_OUT, PREDICTED_FIRST):
+                rest = [other for other in rest if other.situation.model != one.situation.model]
             within[words].append(abs(error) <= uncertainty(one.situation, rest))
         lines += _of_classes(name, found)
         for words in sorted(within):
@@ -182,7 +189,7 @@ def _summaries(groups: dict[str, list[Run]], off: dict[str, list[float]]) -> str
                 found.setdefault(f"on {run.gpu}", []).append(error)
             elif name == "hybrid":
                 found.setdefault(run.family, []).append(error)
-            elif name in (FITTED, HELD_OUT, BRIDGE_SEEN, BRIDGE_HELD_OUT):
+            elif name in (FITTED, HELD_OUT, BRIDGE_SEEN, BRIDGE_HELD_OUT, PREDICTED_FIRST):
                 continue  # by class, below
             elif name == "slow host":
                 found.setdefault(f"slow host, {run.family}", []).append(error)
