@@ -18,6 +18,7 @@ from published_runs import Run
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flops import flops_per_token
+from fp8launch.plugins.plan.settings import timed_arguments
 
 FILE = Path(__file__).resolve().parent / "older_runs.yaml"
 BLIND = FILE.with_name("blind_runs.yaml")
@@ -43,7 +44,7 @@ def older_runs(rows: Path = FILE) -> Iterator[OlderRun]:
             file = Path(folder) / f"{row['name']}.yaml"
             file.write_text(yaml.safe_dump({"name": row["name"], **row["recipe"]}))
             run = resolve_run(prepare(str(file)))
-            args = dict(run.arguments)
+            args = dict(timed_arguments(run))
             speed = row.get("tokens_per_s_per_gpu")
             if speed is None:
                 flops = flops_per_token(args)
