@@ -25,7 +25,7 @@ from fp8launch.plugins.plan.step_time import StepTime, step_time_at
 
 # A step must change by at least this share of a change of the host's speed. Otherwise its other errors count as the
 # host's.
-LEAST_CHANGE = 0.5
+LEAST_CHANGE = 0.4
 FASTEST, SLOWEST = 0.25, 8.0
 
 

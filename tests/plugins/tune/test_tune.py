@@ -339,7 +339,7 @@ def test_a_dry_run_of_a_search_holds_its_changes(home: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("overrides", "ratio"),
     [
-        ((), 1.18),
+        ((), 1.17),
         (
             (
                 *("megatron.experimental_attention_variant=gated_delta_net", "megatron.linear_attention_freq=2"),
