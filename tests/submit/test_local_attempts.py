@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,10 @@ def test_all_attempts_are_used_and_resume_gives_more(laptop: Site, tmp_path: Pat
     assert "[run-done]" in laptop("resume", run, expect=1).err
 
 
+def has_reached(log: Path, iteration: int) -> bool:
+    return log.exists() and f"iteration {iteration:8d}/" in log.read_text()
+
+
 def test_a_killed_launcher_is_the_cause(laptop: Site, tmp_path: Path) -> None:
     """SIGKILL leaves no line in the log: the cause was `unknown`, and the run stopped."""
     (tmp_path / "stop-7").touch()
@@ -105,7 +110,7 @@ def test_a_killed_launcher_is_the_cause(laptop: Site, tmp_path: Path) -> None:
     folder = find_run(run).path
     for attempt, iteration in enumerate((7, 13)):
         log = folder / f"logs/local-{attempt}.log"
-        wait_for(lambda log=log, i=iteration: log.exists() and f"iteration {i:8d}/" in log.read_text())  # type: ignore[misc]
+        wait_for(partial(has_reached, log, iteration))
         (tmp_path / f"stop-{iteration}").unlink()
         [launcher] = LocalProcesses(str(folder)).launchers
         os.kill(launcher, signal.SIGKILL)

@@ -169,18 +169,17 @@ def _runs(row: Row) -> list[dict[str, object]]:
     return runs
 
 
+def attribute(found: object, path: str) -> object:
+    """Return an attribute such as `speedup.interval.low`; None if a part of the path is missing."""
+    for name in path.split("."):
+        if found is None:
+            return None
+        found = getattr(found, name)
+    return found
+
+
 def _of(path: str) -> Callable[[Row], object]:
-    """An attribute of the row, such as `speedup.interval.low`; None if a part of the path is missing."""
-
-    def value(row: Row) -> object:
-        found: object = row
-        for name in path.split("."):
-            if found is None:
-                return None
-            found = getattr(found, name)
-        return found
-
-    return value
+    return lambda row: attribute(row, path)
 
 
 def _quantity(name: str, of: str, header: str, form: str, scale: float = 1) -> Column:

@@ -291,7 +291,7 @@ def summarise(
     validations = [one for log in logs for one in log.validations]
     acted_upon = [HealthProblem(one.code, "warning", one.sentence, one.first, one.last, one.facts) for one in actions]
     if any(one.code == SLOW_NODE for one in actions):
-        # The job judged when it mattered; the lines that came later may blur what it saw.
+        # The job saw the slow node as it happened. The whole log may no longer show it clearly.
         limits = replace(limits, ignore=(*limits.ignore, SLOW_NODE))
     health = (*health_of(steady, attempts, validations, setup.arguments, limits), *acted_upon)
     status, failure = status_of(attempts, steady, contradiction(logs, verification), health)

@@ -66,7 +66,7 @@ _CONNECTION_CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|remote
 _TIMED_OUT = re.compile(r"[Tt]imed[ _]?out|[Tt]imeout")
 _ITERATION = re.compile(r"\biteration\s{0,20}:?\s{1,20}\d{1,15}\s{0,20}/\s{0,20}\d{1,15}\s{0,20}\|")
 _SLURM_ANNOUNCES = re.compile(r"DUE TO |CANCELLED AT ")
-# The supervisor ends the training for what this line reports; a fast training prints further iterations until it dies.
+# The supervisor then ends the training, which may print further iterations until it has been killed.
 _SUPERVISOR_ENDS_IT = re.compile(r"^fp8launch: (?:hang|unhealthy): ")
 _EXITING = re.compile(r"\[(exiting program[^\]]{0,200})")
 _CONFIGURATION = re.compile(r"arguments\.py|_config\.py|/config/|validate_args|__post_init__|yaml_arguments")

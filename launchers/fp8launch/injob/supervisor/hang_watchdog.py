@@ -222,7 +222,7 @@ def hung_nodes(line: str) -> str | None:
 
 
 def _append(log: Path, text: str) -> None:
-    """Append lines to a log that the training writes to as well, perhaps a line that does not have its end yet."""
+    """Append lines to the log. The training writes to it too, and may be in the middle of a line."""
     with log.open("a") as file:
         file.write(f"\n{text}")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from fp8launch.plugins.validation_loss.losses import ValidationLoss, validation_loss
-from fp8launch.report.columns import NONE, Column
+from fp8launch.report.columns import NONE, Column, attribute
 from fp8launch.report.rows import Row, about_loss
 from fp8launch.wording import signed_percent
 
@@ -32,29 +32,6 @@ def _relative_text(row: Row) -> str:
     if found.interval is None:
         return text
     return f"{text} [{signed_percent(found.interval.low)}, {signed_percent(found.interval.high)}]"
-
-
-def _loss_csv(row: Row) -> Mapping[str, object]:
-    found = validation_loss(row)
-    if found is None:
-        return {}
-    loss = found.loss
-    return {
-        "validation_iteration": found.iteration,
-        "validation_tokens": found.tokens,
-        "validation_loss": loss and loss.mean,
-        "validation_std": loss and loss.std,
-        "validation_seeds": loss and loss.seeds,
-        "validation_relative": found.relative,
-        "validation_relative_low": found.interval and found.interval.low,
-        "validation_relative_high": found.interval and found.interval.high,
-        "validation_against": found.against,
-    }
-
-
-def _relative(row: Row) -> float | None:
-    found = validation_loss(row)
-    return found.relative if found else None
 
 
 def conclude(rows: Sequence[Row]) -> str:
@@ -109,21 +86,30 @@ def doubt(rows: Sequence[Row]) -> list[str]:
     return [f"validation loss of {'; '.join(names)} {text}" for text, names in lines.items()]
 
 
-def _cell(name: str) -> Callable[[Row], object]:
-    return lambda row: _loss_csv(row).get(name)
+def _cell(path: str) -> Callable[[Row], object]:
+    return lambda row: attribute(validation_loss(row), path)
 
 
-_CELLS = ("iteration", "tokens", "loss", "std", "seeds", "relative", "relative_low", "relative_high", "against")
 LOSS = Column(
     "validation",
     validation_loss,
     "validation loss",
     _loss_text,
-    csv={f"validation_{name}": _cell(f"validation_{name}") for name in _CELLS},
+    csv={
+        "validation_iteration": _cell("iteration"),
+        "validation_tokens": _cell("tokens"),
+        "validation_loss": _cell("loss.mean"),
+        "validation_std": _cell("loss.std"),
+        "validation_seeds": _cell("loss.seeds"),
+        "validation_relative": _cell("relative"),
+        "validation_relative_low": _cell("interval.low"),
+        "validation_relative_high": _cell("interval.high"),
+        "validation_against": _cell("against"),
+    },
     conclude=conclude,
     explain=explain,
     doubt=doubt,
 )
 RELATIVE = Column(
-    "validation_relative", _relative, "relative validation loss (%) [95 % interval]", _relative_text, csv={}
+    "validation_relative", _cell("relative"), "relative validation loss (%) [95 % interval]", _relative_text, csv={}
 )
