@@ -60,7 +60,7 @@ class Rehearse(Section):
 
 
 class Network(Section):
-    """The links between GPUs, for `plan`. The defaults describe NVIDIA's reference system with this GPU."""
+    """The links between GPUs, for predicted steps. The defaults describe NVIDIA's reference system with this GPU."""
 
     gbit_per_gpu: float | None = Field(default=None, gt=0, description="network speed of one GPU, Gbit/s one way")
     nvlink_domain: Positive | None = Field(default=None, description="GPUs that NVLink connects: 8, or 72 in a rack")
@@ -117,7 +117,7 @@ class Cluster(Section):
         default={}, description="action when an attempt ends, by cause (docs/survival.md)"
     )
     ask_gpu_hours: float = Field(default=500, description="submit asks for confirmation above this number of GPU-hours")
-    network: Network | None = Field(default=None, description="links between GPUs, for plan")
+    network: Network | None = Field(default=None, description="links between GPUs, for predictions")
     costs: Costs | None = Field(default=None, description="prices, power and reliability, for estimate")
     rehearse: Rehearse | None = Field(default=None, description="submit rehearses runs from a cost on")
     require_proof: bool = Field(default=False, description="submit refuses runs whose structure `prove` has not passed")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from fp8launch.job.prepared import prepare
 from fp8launch.plugins.plan.calibration import (
     PROGRAM,
     Correction,
-    corrected,
     corrections,
     keep,
     parsed,
     rates_file,
     reference_rates,
 )
+from fp8launch.plugins.plan.cluster_speeds import cluster_speeds, corrected
 from fp8launch.plugins.plan.speeds import speeds
 from fp8launch.plugins.plan.step_time import step_time_at
 
@@ -129,11 +130,49 @@ def test_plan_shows_the_prediction_before_and_after_and_keeps_the_rates(
     assert f"{before:,.0f} tokens/s/GPU before" in calibrated
     assert run([*words, "--json"]) == 0
     shown = capsys.readouterr()
-    assert f"Using the rates of {H200} that `plan --calibrate` measured on 2026-11-26." in shown.err
     slower = json.loads(shown.out)[0]["predicted"]["tokens_per_s_per_gpu"]
     rates_file(Cluster(name="site")).unlink()
     assert run([*words, "--json"]) == 0
     assert slower < 0.99 * json.loads(capsys.readouterr().out)[0]["predicted"]["tokens_per_s_per_gpu"]
+
+
+def test_estimate_predicts_a_planned_layout_at_the_speeds_of_the_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`estimate` knew neither the rates nor the links of a cluster."""
+    (tmp_path / "fp8launch" / "clusters" / "site.yaml").write_text("network: {gbit_per_gpu: 200}\n")
+    keep(result(H200), "file", Cluster(name="site"))
+    layout = str(tmp_path / "layout.yaml")
+    words = ["llama8b_fp8", "--gpu", "h200", "--nodes", "2", "--top", "1", "--cluster", "site", "--write", layout]
+    assert run(["plan", *words]) == 0
+    planned = capsys.readouterr().out
+    own = ["estimate", layout, "--json"]
+    found = []
+    for cluster in (["--cluster", "site"], []):
+        assert run([*own, *cluster]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    here, elsewhere = found
+    assert here["predicted"]["step_time_ms"] > 1.01 * elsewhere["predicted"]["step_time_ms"]
+    assert f"  {here['predicted']['tokens_per_s_per_gpu']:,.0f}  " in planned
+    assert here["basis"]["calibration"]["cluster"] == "site" and elsewhere["basis"]["calibration"] is None
+    assert here["basis"]["links"] == {"gbit_per_gpu": 200, "nvlink_domain": 8}
+    assert elsewhere["basis"]["links"] == {"gbit_per_gpu": 400, "nvlink_domain": 8}
+    assert run(["estimate", layout, "--cluster", "site"]) == 0
+    estimated = capsys.readouterr().out
+    for sentence in (
+        f"Predicted with the rates of cluster site, measured on {H200} on 2026-11-26.",
+        "Links of the cluster profile: 200 Gbit/s per GPU, NVLink domains of 8 GPUs.",
+    ):
+        assert sentence in planned.splitlines() and sentence in estimated.splitlines()
+
+
+def test_rates_without_a_reference_are_not_said_to_be_used() -> None:
+    row = {"kernel": "attention", "shape": "1024 tokens", "rate": 250.0}
+    keep(result(H200, rates=[row]), "file", Cluster(name="site"))
+    known = cluster_speeds(gpu("h200"), 8, Cluster(name="site"))
+    assert known is not None and known.calibration is not None
+    assert known.calibration.in_words.startswith("Predicted without the rates of cluster site")
+    assert replace(known, calibration=None) == speeds(gpu("h200"))
 
 
 def test_rates_of_another_gpu_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8launch.cli import run
+from fp8launch.hardware.gpus import gpu
+from fp8launch.plugins.plan.known_runs import Situation
+from fp8launch.plugins.plan.speeds import speeds
 from fp8launch.plugins.plan.step_time import StepTime, TimeTerm
 from fp8launch.plugins.plan.term_groups import GROUPS, difference, grouped
 from fp8launch.plugins.plots.figures import available
@@ -64,7 +67,10 @@ _TERMS = st.dictionaries(
 
 
 def _step(terms: dict[str, float]) -> StepTime:
-    return StepTime(tuple(TimeTerm(name, ms) for name, ms in terms.items()), 1000, 1, None, 0.1)
+    known = speeds(gpu("h100"))
+    assert known is not None
+    situation = Situation("h100", "dense", "bf16", "4096 x 32", 1, 4096, 0.0)
+    return StepTime(tuple(TimeTerm(name, ms) for name, ms in terms.items()), 1000, 1, None, situation, known)
 
 
 @given(_TERMS, _TERMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from fp8launch.cli import run
 from fp8launch.cluster.profile import Cluster
 from fp8launch.injob.local_job import LOCAL_RUN, processes_with
 from fp8launch.job.prepared import prepare
+from fp8launch.plugins.plan.calibration import keep, reference_rates
 from fp8launch.plugins.tune import candidates
 from fp8launch.plugins.tune.knobs import knobs
 from fp8launch.plugins.tune.output import setup_of
@@ -118,8 +120,8 @@ def test_a_knob_that_keeps_numerics_changes_none_by_the_word_of_diff(name: str, 
     from fp8launch.plugins.diff.differences import differences
 
     source = read_recipe(name)
-    base = candidates.base_of(name, source, (), None, None)
-    found = candidates.begin(base, list(knobs().values()), Cluster(), print)
+    base = candidates.base_of(name, source, (), None, None, Cluster())
+    found = candidates.begin(base, list(knobs().values()), print)
     assert found.start.candidates
     for one in found.start.candidates:
         _, changed = base.variant(found.overrides[one.name])
@@ -334,6 +336,32 @@ def test_a_dry_run_of_a_search_holds_its_changes(home: Path, capsys: pytest.Capt
     gains = [one["predicted"] or 1 for one in start["changes"]]
     assert gains == sorted(gains, reverse=True) and gains[0] > 1
     assert any("mxfp8 runs only on" in one["why"] for one in start["refused"])
+
+
+def test_predictions_use_the_rates_of_the_cluster(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FP8 takes twice as long on these GPUs. `tune` predicted the same as on all others."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    profile = tmp_path / "config" / "fp8launch" / "clusters" / "site.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("description: H200\n")
+    words = ["tune", "llama8b_fp8_h200x2", "--knobs", "te-loss", "--numerics", "allow", "--cluster", "site"]
+    gains, seconds, calibrations = [], [], []
+    for rate in (None, 0.5 * reference_rates()["h200", "gemm fp8", "8B layer"]):
+        if rate is not None:
+            row = {"kernel": "gemm fp8", "shape": "8B layer", "rate": rate}
+            found = {"format": 1, "device": "NVIDIA H200", "date": "2026-11-26", "rates": [row]}
+            keep(json.dumps(found).encode(), "file", Cluster(name="site"))
+        assert run([*words, "--dry-run", "--json"]) == 0
+        out, said = capsys.readouterr()
+        (start,) = json.loads(out)
+        gains.append(start["changes"][0]["predicted"])
+        seconds.append(int(re.findall(r"about (\d+) s each", said)[0]))
+        calibrations.append(start["basis"]["calibration"])
+    assert 1 < gains[1] < gains[0] and seconds[1] > seconds[0]
+    assert calibrations[0] is None and calibrations[1]["cluster"] == "site"
+    assert "Predicted with the rates of cluster site, measured on NVIDIA H200 on 2026-11-26." in said.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def estimate(
     refused = errors_in(check(prepared, layers=("rules",)).problems)
     if refused:
         eprint(f"`check` refuses this run, so the estimate may be wrong: {refused[0].message}")
-    estimated = estimate_run(prepared, gpu, speed)
+    estimated = estimate_run(prepared, gpu, speed, profile)
     costs = run_costs(estimated, profile, tokens)
     if as_json:
         fields = {"run_cost": None, "run_cost_reason": costs} if isinstance(costs, str) else costs.fields

@@ -31,8 +31,8 @@ class Prediction:
     throughput: Throughput | None = None
 
 
-# A plugin's function. It returns a prediction, or the reason why there is none.
-Estimator = Callable[[ResolvedRun, MemoryEstimate | None], "Prediction | str"]
+# A plugin's function. It returns a prediction for a run on a cluster, or the reason why there is none.
+Estimator = Callable[[ResolvedRun, MemoryEstimate | None, "Cluster | None"], "Prediction | str"]
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,31 @@ RunCost = Callable[[Sequence[Estimate], "Cluster", "float | None"], "Prediction 
 _FIELDS = ("predicted",)
 
 
-def estimate_run(prepared: Prepared, gpu: str | None = None, speed: float | None = None) -> list[Estimate]:
-    """Estimate a run, or each of its phases.
+def estimate_run(
+    prepared: Prepared, gpu: str | None = None, speed: float | None = None, cluster: Cluster | None = None
+) -> list[Estimate]:
+    """Estimate a run on a cluster, or each of its phases.
 
     `gpu` replaces the recipe's GPU. `speed` is a throughput in tokens/s/GPU given by the user.
     """
     if not prepared.phases:
-        return [_estimated(prepared, None, gpu, speed)]
+        return [_estimated(prepared, None, gpu, speed, cluster)]
     return [
-        _estimated(part, phase.end - phase.begin, gpu, speed)
+        _estimated(part, phase.end - phase.begin, gpu, speed, cluster)
         for part, phase in zip(prepared.parts, prepared.phases, strict=True)
     ]
 
 
-def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None) -> Estimate:
+def _estimated(
+    prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None, cluster: Cluster | None
+) -> Estimate:
     run = resolve_run(prepared)
     args = {**run.defaults, **run.given}
     if steps:
         args["train_iters"] = steps
     world, batch = run.layout.world, run.layout.global_batch
     memory = covered_estimate(run)
-    predictions, missing = _predictions(run, memory)
+    predictions, missing = _predictions(run, memory, cluster)
     throughput = _known_throughput(prepared, gpu, speed)
     for prediction in predictions.values():
         throughput = throughput or prediction.throughput
@@ -87,14 +91,16 @@ def _estimated(prepared: Prepared, steps: int | None, gpu: str | None, speed: fl
     return Estimate(prepared, run, parameters(args, world), memory, costs, predictions, missing)
 
 
-def _predictions(run: ResolvedRun, memory: MemoryEstimate | None) -> tuple[dict[str, Prediction], dict[str, str]]:
+def _predictions(
+    run: ResolvedRun, memory: MemoryEstimate | None, cluster: Cluster | None
+) -> tuple[dict[str, Prediction], dict[str, str]]:
     found: dict[str, Prediction] = {}
     missing: dict[str, str] = {}
     for name in _FIELDS:
         if name not in plugin_registry.offered("estimates"):
             missing[name] = f"the plugin {plugin_registry.absent_plugin('estimates', name)} is not active"
     for name, estimator in plugin_registry.loaded("estimates"):
-        answer = estimator(run, memory)
+        answer = estimator(run, memory, cluster)
         if isinstance(answer, str):
             missing[name] = answer
         else:

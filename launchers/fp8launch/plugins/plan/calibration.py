@@ -1,4 +1,4 @@
-"""Rates measured on a cluster's own GPUs, and predictions with them.
+"""Rates measured on a cluster's own GPUs, and how they compare with the reference.
 
 `plan --calibrate` runs `injob/rates.py` and keeps the result next to the cluster profiles. Kernels that run alone are
 faster or slower than the same kernels in a step, so a rate changes a prediction only relative to the rate of the same
@@ -14,8 +14,8 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from fp8launch.cluster.profile import Cluster, config_folder
 from fp8launch.diagnostics import error
 from fp8launch.hardware.gpus import GPUS, Gpu, gpu_of_model
 from fp8launch.injob.regular_files import read_regular
-from fp8launch.plugins.plan.speeds import Host, Speeds
 from fp8launch.rundir.atomic_io import write_atomically
 from fp8launch.untyped import as_mapping
 from fp8launch.wording import counted
@@ -89,19 +88,31 @@ class Correction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The rates that a prediction uses, and what they change."""
+    """The rates of a cluster that a prediction uses, and what they change."""
 
+    cluster: str
     rates: Rates
     corrections: tuple[Correction, ...]
 
+    @property
+    def in_words(self) -> str:
+        text = f"the rates of cluster {self.cluster}, measured on {self.rates.device} on {self.rates.date}"
+        if all(one.factor is None for one in self.corrections):
+            return f"Predicted without {text}: none of them changes anything."
+        return f"Predicted with {text}."
+
     def as_json(self) -> dict[str, Any]:
         found = [one.as_json() for one in self.corrections]
-        return {"device": self.rates.device, "date": self.rates.date, "kernels": found}
+        return {"cluster": self.cluster, "device": self.rates.device, "date": self.rates.date, "kernels": found}
+
+
+def cluster_name(cluster: Cluster) -> str:
+    return cluster.name or "default"
 
 
 def rates_file(cluster: Cluster) -> Path:
     """Return the file that keeps the rates of a cluster. Raises UserError for a profile whose name is no file name."""
-    name = cluster.name or "default"
+    name = cluster_name(cluster)
     if Path(name).name != name or name.startswith("."):
         raise error("cluster-name", f"the rates of a cluster named {name!r} cannot be kept", "name", "use a plain name")
     return config_folder() / f"{name}.rates.json"
@@ -135,10 +146,8 @@ def read_file(file: Path) -> bytes:
         raise error("cannot-read", f"cannot be read: {getattr(exc, 'strerror', None) or exc}", str(file)) from None
 
 
-def stored_rates(cluster: Cluster | None, gpu: Gpu) -> Rates | None:
+def stored_rates(cluster: Cluster, gpu: Gpu) -> Rates | None:
     """Return the rates that were measured for a GPU type on a cluster, if any."""
-    if cluster is None:
-        return None
     file = rates_file(cluster)
     if not file.is_file():
         return None
@@ -219,30 +228,3 @@ def corrections(rates: Rates, gpu: Gpu) -> list[Correction]:
             reason = f"no reference for {gpu.name} yet"
         found.append(Correction(group, measured, rates.units.get(group, ""), len(ratios), factor, reason))
     return found
-
-
-def corrected(known: Speeds, found: Iterable[Correction]) -> Speeds:
-    """Return speeds with these corrections."""
-    factors = {one.group: one.factor for one in found if one.factor is not None}
-    fractions = known.fractions
-    gemm = {}
-    for recipe, fraction in fractions.gemm.items():
-        group = "gemm bf16" if recipe == "bf16" else "gemm fp8"
-        if recipe != "nvfp4":  # its products were not measured
-            fraction *= factors.get(group, 1.0)
-        gemm[recipe] = fraction
-    attention = factors.get("attention", 1.0)
-    fractions = replace(
-        fractions,
-        gemm=gemm,
-        attention=fractions.attention * attention,
-        attention_fp8=fractions.attention_fp8 * attention,
-        memory=fractions.memory * factors.get("memory", 1.0),
-    )
-    host = known.device.host
-    faster = factors.get("host", 1.0)
-    device = known.device
-    if "host" in factors:
-        own = Host(host.python / faster, host.experts / faster)
-        device = replace(device, host=own, slow_host=own)  # this host is known
-    return replace(known, fractions=fractions, device=device)

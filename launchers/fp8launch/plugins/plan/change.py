@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8launch.hardware.gpus import Gpu
-from fp8launch.plugins.plan.calibration import Calibration
 from fp8launch.plugins.plan.speeds import Speeds
 
 
@@ -56,7 +55,7 @@ class Target:
     """The GPUs and the batch that a model is planned for.
 
     `fixed` are the values of recipe keys that the user has set. `writable` says whether recipes of the engine have
-    fields for some overrides. `calibration` is what `speeds` owe to rates measured on the user's own GPUs.
+    fields for some overrides.
     """
 
     gpus: int
@@ -65,7 +64,6 @@ class Target:
     speeds: Speeds
     fixed: Mapping[str, str] = field(default_factory=dict)
     writable: Callable[[Mapping[str, str]], bool] = _everything
-    calibration: Calibration | None = None
 
     @property
     def odd_factor(self) -> int:

@@ -12,7 +12,7 @@ from fp8launch.cli.output import echo, eprint, json_option, overrides_text, set_
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.hardware.gpus import GPUS, gpu_of_model
 from fp8launch.plugins.estimate.memory import LIMIT
-from fp8launch.plugins.plan.calibration import Calibration, Rates, corrections, keep, measure, read_file
+from fp8launch.plugins.plan.calibration import Rates, corrections, keep, measure, read_file
 from fp8launch.plugins.plan.files import PlanFiles
 from fp8launch.plugins.plan.inputs import is_model, precisions_of
 from fp8launch.plugins.plan.plans import TOP, Plan, Planned, PlanRequest, plan_layouts
@@ -125,7 +125,7 @@ def plan(
         eprint(f"wrote {picture}")
     files.write_layouts(found.parents, found.layouts, load_recipe(found.source, found.overrides).recipe)
     if as_json:
-        show_json([_as_json(layout, found.target.calibration) for layout in found.layouts])
+        show_json([_as_json(layout) for layout in found.layouts])
     else:
         _show(found)
         if found.own is not None and not request.by_memory:
@@ -138,13 +138,13 @@ def plan(
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _as_json(one: Planned, calibration: Calibration | None) -> dict[str, Any]:
+def _as_json(one: Planned) -> dict[str, Any]:
     return {
         "layout": one.layout.short,
         "overrides": list(one.overrides),
         "predicted": predicted_as_json(one.step, one.memory),
         "terms": terms_as_json(one.step),
-        "basis": {**basis_as_json(one.step), "calibration": calibration and calibration.as_json()},
+        "basis": basis_as_json(one.step),
     }
 
 

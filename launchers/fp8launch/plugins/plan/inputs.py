@@ -12,10 +12,9 @@ from fp8launch.hardware.gpus import gpu
 from fp8launch.hardware.quantization import precision_names
 from fp8launch.megatron.architecture import architecture
 from fp8launch.megatron.model_arithmetic import whole, why_not_counted
-from fp8launch.plugins.plan.calibration import Calibration, corrected, corrections, stored_rates
 from fp8launch.plugins.plan.change import Change, Target
+from fp8launch.plugins.plan.cluster_speeds import cluster_speeds
 from fp8launch.plugins.plan.settings import timed_settings
-from fp8launch.plugins.plan.speeds import DEVICES, Links, speeds
 from fp8launch.recipe.load import RecipeSource, is_of_engine, load_recipe, read_recipe
 from fp8launch.recipe.validation_problems import precision_fix
 from fp8launch.resources import pack_folder
@@ -149,18 +148,9 @@ def target_of(
     loaded = load_recipe(source, overrides)
     recipe, engine = loaded.recipe, engine_of(loaded)
     resources, device = recipe.resources, gpu(recipe.resources.gpu)
-    reference = DEVICES.get(device.name)
-    if reference is None:
+    known = cluster_speeds(device, resources.world_size, cluster, say)
+    if known is None:
         raise error("no-speeds", f"the speed of {device.name} is not known", "resources.gpu", "pass --gpu")
-    links = _links(reference.links, resources.world_size, cluster, say)
-    known = speeds(device, links)
-    assert known is not None
-    calibration = None
-    if rates := stored_rates(cluster, device):
-        calibration = Calibration(rates, tuple(corrections(rates, device)))
-        known = corrected(known, calibration.corrections)
-        if say is not None:
-            say(f"Using the rates of {rates.device} that `plan --calibrate` measured on {rates.date}.")
     stated = recipe.batch.global_ or whole(base_of(source, own, None).args, "global_batch_size")
     batch = stated or max(TOKENS // (recipe.batch.sequence or SEQUENCE), 1)
     fixed = {}
@@ -171,18 +161,4 @@ def target_of(
     def writable(changed: Mapping[str, str]) -> bool:
         return engine.spelled(changed) is not None
 
-    return Target(resources.world_size, batch, device, known, fixed, writable, calibration)
-
-
-def _links(reference: Links, world: int, cluster: Cluster | None, say: Callable[[str], None] | None) -> Links:
-    """Return the cluster's links. What its profile does not state comes from NVIDIA's reference system."""
-    if cluster is None or cluster.network is None:
-        if cluster is not None and world > reference.domain and say is not None:
-            say(
-                f"the cluster profile has no `network`: assuming {reference.network * 8:g} Gbit/s per GPU and NVLink "
-                f"domains of {reference.domain} GPUs, as in NVIDIA's reference system"
-            )
-        return reference
-    stated = cluster.network
-    network = (stated.gbit_per_gpu or 0) / 8 or reference.network
-    return Links(reference.nvlink, network, stated.nvlink_domain or reference.domain)
+    return Target(resources.world_size, batch, device, known, fixed, writable)

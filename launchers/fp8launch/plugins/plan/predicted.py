@@ -7,25 +7,25 @@ from typing import Any
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.cli.output import echo, show_table
+from fp8launch.cluster.profile import Cluster
 from fp8launch.megatron.model_arithmetic import why_not_counted
 from fp8launch.plugins.estimate.cost import Throughput
 from fp8launch.plugins.estimate.estimates import Prediction
 from fp8launch.plugins.estimate.memory import MemoryEstimate
 from fp8launch.plugins.plan.releases import RELEASE, older_releases, slower
-from fp8launch.plugins.plan.settings import timed_arguments
-from fp8launch.plugins.plan.speeds import DEVICES
-from fp8launch.plugins.plan.step_time import NOTICEABLE, StepTime, step_time
+from fp8launch.plugins.plan.speeds import DEVICES, Speeds
+from fp8launch.plugins.plan.step_time import NOTICEABLE, StepTime, predict_step
 
 BAR = 30
 
 
-def estimate_step(run: ResolvedRun, memory: MemoryEstimate | None) -> Prediction | str:
-    """Predict the step time of a run for `estimate`. Return a sentence if there is no prediction."""
+def estimate_step(run: ResolvedRun, memory: MemoryEstimate | None, cluster: Cluster | None) -> Prediction | str:
+    """Predict the step time of a run on a cluster for `estimate`. Return a sentence if there is no prediction."""
     if not run.is_estimated:
         return "the speed model covers Megatron-Core with Transformer Engine's layers only"
     if run.gpu.name not in DEVICES:
         return f"the speed model has no rates for {run.gpu.name}"
-    step = step_time(timed_arguments(run), run.layout.world, run.layout.global_batch, run.gpu)
+    step = predict_step(run, cluster)
     if step is None:
         return why_not_counted(run.arguments) or "a size of the model is missing, or the layers do not divide"
     basis = f"predicted, {speed_range(step)}"
@@ -58,7 +58,32 @@ def predicted_as_json(step: StepTime, memory: MemoryEstimate | None) -> dict[str
 
 def basis_as_json(step: StepTime) -> dict[str, Any]:
     """Return what a prediction rests on: the release, the speed of older ones, and how it differs from known runs."""
-    return {"release": RELEASE, "extrapolations": step.extrapolations, "older_releases": _older_as_json(step)}
+    return {
+        "release": RELEASE,
+        "extrapolations": step.extrapolations,
+        "older_releases": _older_as_json(step),
+        **speeds_as_json(step.speeds),
+    }
+
+
+def speeds_as_json(known: Speeds) -> dict[str, Any]:
+    """Return the links that a prediction assumes, and the rates of the cluster that it uses."""
+    links = known.device.links
+    return {
+        "links": {"gbit_per_gpu": 8 * links.network, "nvlink_domain": links.domain},
+        "calibration": known.calibration and known.calibration.as_json(),
+    }
+
+
+def speeds_in_words(known: Speeds) -> list[str]:
+    """Return sentences on what a cluster profile changes in a prediction."""
+    found, links = [], known.device.links
+    if links != DEVICES[known.gpu.name].links:
+        size = f"NVLink domains of {links.domain} GPUs"
+        found.append(f"Links of the cluster profile: {8 * links.network:g} Gbit/s per GPU, {size}.")
+    if known.calibration is not None:
+        found.append(known.calibration.in_words)
+    return found
 
 
 def _older_as_json(step: StepTime) -> list[dict[str, Any]]:
@@ -95,6 +120,8 @@ def show_step_time(step: StepTime) -> None:
     rows.append(("step", f"{step.ms:,.1f}", "", "", total))
     show_table(("step time", "(ms)", "share", "", "detail"), rows, drop=("",))
     echo(f"Predicted for NeMo {RELEASE}. The JSON output has factors for older releases.")
+    for sentence in speeds_in_words(step.speeds):
+        echo(sentence)
     if step.extrapolations:
         echo(f"Extrapolated: {step.extrapolations[0]}.")
         for reason in step.extrapolations[1:]:

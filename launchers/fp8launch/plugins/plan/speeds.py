@@ -12,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import quantization_recipes
+
+if TYPE_CHECKING:
+    from fp8launch.plugins.plan.calibration import Calibration
 
 
 @dataclass(frozen=True)
@@ -250,12 +254,16 @@ BLACKWELL = Fractions(
 
 @dataclass(frozen=True)
 class Speeds:
-    """The speed of one GPU as rates in FLOP/s and bytes/s."""
+    """The speed of one GPU as rates in FLOP/s and bytes/s.
+
+    `calibration` is what the rates owe to measurements on a cluster's own GPUs.
+    """
 
     gpu: Gpu
     device: Device
     fractions: Fractions
     software: Software = Software()
+    calibration: Calibration | None = None
 
     # A search reads rates hundreds of thousands of times.
     @cached_property

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from fp8launch.check.resolved_run import ResolvedRun
+from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
 from fp8launch.megatron.architecture import Chunk, divided_model
@@ -22,10 +24,12 @@ from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.plugins.estimate.activations import offloaded_layers, recomputed_layers
 from fp8launch.plugins.estimate.dtype_sizes import LayerKind, decoder_kinds, mtp_kinds, precision
 from fp8launch.plugins.estimate.memory import microbatches, offloaded_bytes
+from fp8launch.plugins.plan.cluster_speeds import cluster_speeds
 from fp8launch.plugins.plan.collectives import Group, send
 from fp8launch.plugins.plan.known_runs import Dispatch, Kind, Situation, extrapolations, uncertainty
 from fp8launch.plugins.plan.layer_terms import HostTime, LayerTime, Seconds, seconds
 from fp8launch.plugins.plan.layers import layer_time, needs_new_kernels
+from fp8launch.plugins.plan.settings import timed_arguments
 from fp8launch.plugins.plan.speeds import FAST_HOST_LINK, Links, Speeds, speeds
 from fp8launch.plugins.plan.step_end import add_step_end
 from fp8launch.plugins.plan.term_notes import notes_of
@@ -61,10 +65,10 @@ class TimeTerm:
 class StepTime:
     """A predicted step of a trained model on a host as fast as in the published runs.
 
-    `terms` add up to `ms`. `situation` decides the uncertainty, which is at least `least_uncertainty`. `slow_host_ms`
-    is the same step on the slowest host measured, `first_ms` with the router of the first iterations, and `unfused_ms`
-    with software that cannot fuse latent attention on Blackwell. In a search, which ranks by `ms` alone, these and
-    `flops_per_token` are None.
+    `terms` add up to `ms`. `speeds` are the speeds that it was predicted with. `situation` decides the uncertainty,
+    which is at least `least_uncertainty`. `slow_host_ms` is the same step on the slowest host measured, `first_ms` with
+    the router of the first iterations, and `unfused_ms` with software that cannot fuse latent attention on Blackwell.
+    In a search, which ranks by `ms` alone, these and `flops_per_token` are None.
     `first_ms` is also None if the router is balanced by force, and `unfused_ms` if any software fuses the attention.
     """
 
@@ -73,6 +77,7 @@ class StepTime:
     gpus: int
     flops_per_token: float | None
     situation: Situation
+    speeds: Speeds
     least_uncertainty: float = 0.0
     slow_host_ms: float | None = None
     first_ms: float | None = None
@@ -117,6 +122,14 @@ class StepTime:
         if self.flops_per_token is None:
             return None
         return self.tokens_per_s_per_gpu * self.flops_per_token / 1e12
+
+
+def predict_step(run: ResolvedRun, cluster: Cluster | None = None) -> StepTime | None:
+    """Predict the step of a run on a cluster, at the speeds that `plan` uses there."""
+    known = cluster_speeds(run.gpu, run.layout.world, cluster)
+    if known is None:
+        return None
+    return step_time_at(timed_arguments(run), run.layout.world, run.layout.global_batch, known)
 
 
 def step_time(args: Arguments, world: int, global_batch: int, gpu: Gpu, links: Links | None = None) -> StepTime | None:
@@ -178,7 +191,7 @@ def step_time_at(
         least = UNCERTAINTY_OFFLOADED
     situation = _situation(run, world, terms)
     flops = flops_of(model, args) if shared is None else None
-    return StepTime(ordered, tokens, world, flops, situation, least, slow_host_ms, first_ms, unfused_ms)
+    return StepTime(ordered, tokens, world, flops, situation, known, least, slow_host_ms, first_ms, unfused_ms)
 
 
 def _situation(run: Workload, world: int, terms: Seconds) -> Situation:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
-from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import UserError, did_you_mean, error
 from fp8launch.hardware.gpus import gpu
+from fp8launch.plugins.plan.predicted import speeds_as_json, speeds_in_words
 from fp8launch.plugins.tune.candidates import Base, begin, seconds_at_most, trial_seconds
 from fp8launch.plugins.tune.knobs import Knob, knobs
 from fp8launch.plugins.tune.memory_fit import fits
@@ -71,20 +72,22 @@ def study_name(bases: Sequence[Base], chosen: Sequence[Knob], numerics: str) -> 
     return f"{bases[0].prepared.loaded.recipe.name}-tune-{digest}"
 
 
-def new_record(
-    bases: Sequence[Base], chosen: Sequence[Knob], cluster: Cluster, gpus: int, say: Callable[[str], None]
-) -> Record:
+def new_record(bases: Sequence[Base], chosen: Sequence[Knob], gpus: int, say: Callable[[str], None]) -> Record:
     """Return the record of a new search, with the changes that the check accepts."""
     starts, overrides, refused, memory = [], [], [], []
+    basis: Mapping[str, Any] | None = None
+    remarks: tuple[str, ...] = ()
     for base in bases:
-        found = begin(base, chosen, cluster, say)
+        found = begin(base, chosen, say)
         starts.append(found.start)
         overrides.append(found.overrides)
         refused.append(found.refused)
+        if found.step is not None:
+            basis, remarks = speeds_as_json(found.step.speeds), tuple(speeds_in_words(found.step.speeds))
         memory.append(gpu(base.prepared.loaded.recipe.resources.gpu).memory_gib)
     expected = max(map(trial_seconds, bases))
     state = State(tuple(starts), capacity_gib=min(memory) or None, expected_seconds=expected)
-    return Record(state, tuple(overrides), tuple(refused), gpus)
+    return Record(state, tuple(overrides), tuple(refused), gpus, basis=basis, remarks=remarks)
 
 
 def need_same_search(found: Record, bases: Sequence[Base], study: str, identity: str) -> None:
@@ -98,12 +101,12 @@ def need_same_search(found: Record, bases: Sequence[Base], study: str, identity:
         raise error("other-tune", message, "--study", "choose another name, or repeat the command that began it")
 
 
-def nothing_to_change(bases: Sequence[Base], numerics: str, cluster: Cluster, say: Callable[[str], None]) -> UserError:
+def nothing_to_change(bases: Sequence[Base], numerics: str, say: Callable[[str], None]) -> UserError:
     """Return the error for knobs without an effect on these recipes; its fix lists knobs that have one."""
     known = choose_knobs(None, numerics)
     legal: set[str] = set()
     for base in bases:
-        legal |= {candidate.knob for candidate in begin(base, known, cluster, say).start.candidates}
+        legal |= {candidate.knob for candidate in begin(base, known, say).start.candidates}
     message = "none of these knobs changes this recipe in a way that the check accepts"
     fix = "no knob does; --numerics allow adds more knobs"
     if legal:

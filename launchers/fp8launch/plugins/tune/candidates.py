@@ -14,8 +14,7 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError, error, errors_in
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.plugins.estimate.fit import run_estimate
-from fp8launch.plugins.plan.settings import timed_arguments
-from fp8launch.plugins.plan.step_time import step_time
+from fp8launch.plugins.plan.step_time import StepTime, predict_step
 from fp8launch.plugins.tune.knobs import Knob, Option
 from fp8launch.plugins.tune.state import Candidate, Start
 from fp8launch.recipe.load import RecipeSource
@@ -38,13 +37,14 @@ START_AT_MOST = 600.0
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe as a short run of `iterations` iterations. `overrides` are the user's, then `tune`'s."""
+    """A recipe as a short run of `iterations` iterations on a cluster. `overrides` are the user's, then `tune`'s."""
 
     name: str
     source: RecipeSource
     overrides: tuple[str, ...]
     prepared: Prepared
     iterations: int
+    cluster: Cluster
 
     def variant(self, values: Mapping[str, Any], repeat: int = 1) -> tuple[Point, Prepared]:
         """Return a point of the study and its prepared run. Raises UserError."""
@@ -56,9 +56,13 @@ class Base:
 class Prediction:
     """What the speed and memory models predict for a run; None if they do not cover it."""
 
-    step_ms: float | None = None
+    step: StepTime | None = None
     peak_gib: float | None = None
     needs_gib: float | None = None
+
+    @property
+    def step_ms(self) -> float | None:
+        return None if self.step is None else self.step.ms
 
 
 @dataclass(frozen=True)
@@ -71,36 +75,40 @@ class Refused:
 
 @dataclass(frozen=True)
 class Begin:
-    """A start of the search, the overrides of its options by name, and the options that the check refused."""
+    """A start of the search, the overrides of its options by name, and the options that the check refused.
+
+    `step` is the predicted step of the start.
+    """
 
     start: Start
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refused: tuple[Refused, ...] = ()
+    step: StepTime | None = None
 
 
-def predict(prepared: Prepared) -> Prediction:
-    """Predict the step time in ms, the largest allocation in GiB, and the memory needed with reserves in GiB."""
+def predict(prepared: Prepared, cluster: Cluster | None = None) -> Prediction:
+    """Predict the step on a cluster, the largest allocation in GiB, and the memory needed with reserves in GiB."""
     run = resolve_run(prepared)
     if not run.is_estimated:
         return Prediction()
-    step = step_time(timed_arguments(run), run.layout.world, run.layout.global_batch, run.gpu)
-    memory = run_estimate(run)
-    found = Prediction()
-    if step:
-        found = Prediction(step.ms)
-    if memory:
-        found = replace(found, peak_gib=memory.peak / 2**30, needs_gib=memory.total / 2**30)
-    return found
+    step, memory = predict_step(run, cluster), run_estimate(run)
+    if memory is None:
+        return Prediction(step)
+    return Prediction(step, memory.peak / 2**30, memory.total / 2**30)
 
 
 # --- short runs -------------------------------------------------------------------------------------------------------
 
 
 def bases_of(
-    sources: Mapping[str, RecipeSource], overrides: Sequence[str], iterations: int | None, global_batch: int | None
+    sources: Mapping[str, RecipeSource],
+    overrides: Sequence[str],
+    iterations: int | None,
+    global_batch: int | None,
+    cluster: Cluster,
 ) -> list[Base]:
     """Return recipes by name as short runs, with one global batch if the recipes share theirs. Raises UserError."""
-    bases = [base_of(name, source, overrides, iterations, global_batch) for name, source in sources.items()]
+    bases = [base_of(name, source, overrides, iterations, global_batch, cluster) for name, source in sources.items()]
     wholes = {prepare(base.source, overrides).layout.global_batch for base in bases}
     layouts = [base.prepared.layout for base in bases]
     shorter = {layout.global_batch for layout in layouts}
@@ -108,7 +116,7 @@ def bases_of(
         return bases
     step = math.lcm(*(layout.dp * layout.micro_batch for layout in layouts))
     common = _common_batch(wholes.pop(), step, max(shorter))
-    return [base_of(name, source, overrides, iterations, common) for name, source in sources.items()]
+    return [base_of(name, source, overrides, iterations, common, cluster) for name, source in sources.items()]
 
 
 def _common_batch(whole: int, step: int, least: int) -> int:
@@ -120,7 +128,12 @@ def _common_batch(whole: int, step: int, least: int) -> int:
 
 
 def base_of(
-    name: str, source: RecipeSource, overrides: Sequence[str], iterations: int | None, global_batch: int | None
+    name: str,
+    source: RecipeSource,
+    overrides: Sequence[str],
+    iterations: int | None,
+    global_batch: int | None,
+    cluster: Cluster,
 ) -> Base:
     """Return a recipe as a short run. Raises UserError if the recipe is more than one run."""
     whole = prepare(source, overrides)
@@ -130,7 +143,7 @@ def base_of(
             message = f"`{section}` makes several runs of the recipe, and tune improves one"
             raise error("tune-one-run", message, loaded.where(section), fix)
     run = resolve_run(whole)
-    expected = predict(whole).step_ms
+    expected = predict(whole, cluster).step_ms
     batch = global_batch or _shorter(run, expected)
     step_ms = (expected or 0.0) * batch / run.layout.global_batch
     if iterations:
@@ -140,7 +153,7 @@ def base_of(
     else:
         count = ITERATIONS
     words = tuple(_short_run(whole, run, count, batch))
-    return Base(name, source, (*overrides, *words), prepare(source, [*overrides, *words]), count)
+    return Base(name, source, (*overrides, *words), prepare(source, [*overrides, *words]), count, cluster)
 
 
 def _shorter(run: ResolvedRun, step_ms: float | None) -> int:
@@ -186,7 +199,7 @@ def trial_seconds(base: Base) -> float:
 
 def training_seconds(base: Base) -> float:
     """Return the predicted seconds of a trial's iterations, or 0 without a prediction."""
-    step = predict(base.prepared).step_ms or 0.0
+    step = predict(base.prepared, base.cluster).step_ms or 0.0
     return step / 1000 * base.iterations
 
 
@@ -212,7 +225,7 @@ class _Accepted:
     prepared: Prepared
 
 
-def begin(base: Base, knobs: Sequence[Knob], cluster: Cluster, say: Callable[[str], None]) -> Begin:
+def begin(base: Base, knobs: Sequence[Knob], say: Callable[[str], None]) -> Begin:
     """Return the options of these knobs that change the run and pass the check, with their predictions."""
     run = resolve_run(base.prepared)
     asked = list(_asked(base, knobs, run))
@@ -220,19 +233,19 @@ def begin(base: Base, knobs: Sequence[Knob], cluster: Cluster, say: Callable[[st
     accepted: dict[str, _Accepted] = {}
     refused: dict[str, str] = {}
     while asked:
-        found, reasons = _judged(base, asked, cluster, say)
+        found, reasons = _judged(base, asked, say)
         accepted |= found
         refused |= reasons
         asked = [replace(one, ways=one.ways[1:]) for one in asked if one.option.name in reasons and one.ways[1:]]
-    expected = predict(base.prepared)
+    expected = predict(base.prepared, base.cluster)
     candidates = []
     overrides = {}
     for name in order:
         if name in accepted:
-            candidates.append(_candidate(accepted[name], expected, run))
+            candidates.append(_candidate(accepted[name], base.cluster, expected, run))
             overrides[name] = accepted[name].overrides
     left_out = tuple(Refused(name, why) for name, why in refused.items() if name not in accepted)
-    return Begin(Start(base.name, tuple(candidates), expected.needs_gib), overrides, left_out)
+    return Begin(Start(base.name, tuple(candidates), expected.needs_gib), overrides, left_out, expected.step)
 
 
 def _asked(base: Base, knobs: Sequence[Knob], run: ResolvedRun) -> Iterator[_Asked]:
@@ -249,7 +262,7 @@ def _asked(base: Base, knobs: Sequence[Knob], run: ResolvedRun) -> Iterator[_Ask
 
 
 def _judged(
-    base: Base, asked: Sequence[_Asked], cluster: Cluster, say: Callable[[str], None]
+    base: Base, asked: Sequence[_Asked], say: Callable[[str], None]
 ) -> tuple[dict[str, _Accepted], dict[str, str]]:
     """Check the first untried way of each option. Return accepted options and reasons for refusals, by name.
 
@@ -266,7 +279,7 @@ def _judged(
             continue
         if point_key(Point(base.name, None), prepared) != same:
             changed.append((one, _Accepted(one.knob, one.option, one.ways[0], prepared)))
-    results = check_all([way.prepared for _, way in changed], cluster, say=say, layers=("rules", "megatron"))
+    results = check_all([way.prepared for _, way in changed], base.cluster, say=say, layers=("rules", "megatron"))
     accepted = {}
     for (one, way), result in zip(changed, results, strict=True):
         if not result.ok:
@@ -283,8 +296,8 @@ def first_error(problems: Iterable[Problem]) -> str:
     return errors_in(problems)[0].message
 
 
-def _candidate(one: _Accepted, base: Prediction, run: ResolvedRun) -> Candidate:
-    found = predict(one.prepared)
+def _candidate(one: _Accepted, cluster: Cluster, base: Prediction, run: ResolvedRun) -> Candidate:
+    found = predict(one.prepared, cluster)
     gain = one.option.prior
     if base.step_ms and found.step_ms:
         gain *= base.step_ms / found.step_ms

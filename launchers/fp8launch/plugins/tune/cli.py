@@ -105,7 +105,7 @@ def tune(
     place = run_root(profile, root)
     profile = profile.model_copy(update={"run_root": str(place)})
     named = [recipe_named(recipe, to_run=True, say=eprint) for recipe in recipes]
-    bases = bases_of({recipe: read_recipe(recipe) for recipe in named}, overrides, iterations, global_batch)
+    bases = bases_of({recipe: read_recipe(recipe) for recipe in named}, overrides, iterations, global_batch, profile)
     gpus = common_size(bases)
     identity = study_name(bases, chosen, numerics)
     name = study or identity
@@ -113,13 +113,15 @@ def tune(
     _need_legal(bases, profile, scheduler, dry_run)
     record = read_record(StudyFolder(place / name))
     if record is None:
-        record = new_record(bases, chosen, profile, gpus, eprint)
+        record = new_record(bases, chosen, gpus, eprint)
     else:
         need_same_search(record, bases, name, identity)
     if not any(start.candidates for start in record.state.starts):
-        raise nothing_to_change(bases, numerics, profile, eprint)
+        raise nothing_to_change(bases, numerics, eprint)
     bounds = limits(budget, minutes, trials, gpus)
     record = replace(record, identity=identity, state=replace(record.state, limits=bounds))
+    for sentence in record.remarks:
+        eprint(sentence)
     if dry_run:
         eprint(describe_cost(record, bases, minutes))
         show_candidates(record, chosen, as_json)

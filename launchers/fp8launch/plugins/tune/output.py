@@ -53,7 +53,7 @@ def show_candidates(record: Record, chosen: Sequence[Knob], as_json: bool) -> No
             }
             changes.append(entry)
         reasons = [{"change": one.name, "why": one.why} for one in refused]
-        starts.append({"recipe": start.name, "changes": changes, "refused": reasons})
+        starts.append({"recipe": start.name, "changes": changes, "refused": reasons, "basis": record.basis})
     if as_json:
         show_json(starts)
         return
@@ -194,6 +194,7 @@ def _as_json(
         "gpu_hours": seconds_spent(record.state) * record.gpus / 3600,
         "ended": why,
         "picture": picture and str(picture),
+        "basis": record.basis,
         "rows": list(map(Row.as_json, table)),
     }
     if best is not None:

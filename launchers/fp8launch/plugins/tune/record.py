@@ -31,7 +31,9 @@ class OpenTrial:
 class Record:
     """A search with the `overrides` of its options, by start and option name. Each trial uses `gpus` GPUs.
 
-    `identity` is the result of `study_name`, or empty in records of versions that did not write it.
+    `identity` is the result of `study_name`, or empty in records of versions that did not write it. `basis` has the
+    speeds that the predicted gains rest on, as JSON (None without a prediction), and `remarks` what the cluster profile
+    changes in them.
     """
 
     state: State
@@ -40,6 +42,8 @@ class Record:
     gpus: int
     open: OpenTrial | None = None
     identity: str = ""
+    basis: Mapping[str, Any] | None = None
+    remarks: tuple[str, ...] = ()
 
     def values(self, variant: Variant) -> dict[str, Any]:
         """Return the merged overrides of a variant; later changes win."""
@@ -109,7 +113,16 @@ def _record(data: Any) -> Record:
     for several in data["refused"]:
         refused.append(tuple(Refused(**one) for one in several))
     opened = data["open"] and OpenTrial(_trial(data["open"]["trial"]), data["open"]["cut"])
-    return Record(state, tuple(data["overrides"]), tuple(refused), data["gpus"], opened, data.get("identity", ""))
+    return Record(
+        state,
+        tuple(data["overrides"]),
+        tuple(refused),
+        data["gpus"],
+        opened,
+        data.get("identity", ""),
+        data.get("basis"),
+        tuple(data.get("remarks", ())),
+    )
 
 
 def _trial(data: Mapping[str, Any]) -> Trial:

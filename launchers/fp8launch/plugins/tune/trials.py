@@ -94,7 +94,7 @@ def run_trial(site: Site, grid: GridPoint, at_most: float, again: bool, bound: B
     submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
     state, why = _follow(site, run, at_most, ends)
     cut = ends is not None and why == ends.why
-    outcome = _outcome(run, state, why, cut, grid)
+    outcome = _outcome(run, state, why, cut, grid, site.cluster)
     if outcome is not None:
         return Ended(outcome, 0.0, why)
     return Ended(None, seconds_of(run), why)
@@ -109,7 +109,7 @@ def end_interrupted(site: Site, grid: GridPoint) -> Ended:
     state = _ended_by_user(site, run)
     if not _was_submitted(run):
         return Ended(None, 0.0, INTERRUPTED, interrupted=True)
-    outcome = _outcome(run, state, INTERRUPTED, cut=True, grid=grid)
+    outcome = _outcome(run, state, INTERRUPTED, cut=True, grid=grid, cluster=site.cluster)
     return Ended(outcome, seconds_of(run), INTERRUPTED, interrupted=True)
 
 
@@ -210,10 +210,10 @@ def _is_out_of_memory(run: RunFolder) -> bool:
     return failure is not None and failure.code in OUT_OF_MEMORY
 
 
-def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoint) -> Outcome | None:
+def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoint, cluster: Cluster) -> Outcome | None:
     """Return the outcome of a run that has ended, or None if it was cut off before it had enough iterations."""
     report = run_from_folder(run)
-    predicted = predict(grid.prepared)
+    predicted = predict(grid.prepared, cluster)
     speeds = tuple(report.speeds("tokens/s/GPU"))
     failure = report.failure
     peak_gib = None
