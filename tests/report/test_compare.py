@@ -205,7 +205,7 @@ class TestStudies:
 
     def test_nothing_but_failures_is_no_comparison(self, tmp_path: Path) -> None:
         found = of(write_study(tmp_path, [({}, 1, 1, Made(iterations=1, end=OUT_OF_MEMORY))]), gpu=None)
-        assert found.problems == ("no run has a number to compare",)
+        assert found.problems == ("no run has a speed or a final loss",)
 
     def test_a_resubmitted_point_counts_once(self, tmp_path: Path) -> None:
         dead = Made(iterations=1, end=OUT_OF_MEMORY)

@@ -65,7 +65,7 @@ def test_of_precisions_it_is_about_the_speed(tmp_path: Path, ms: float, spread: 
 
 def test_without_a_number_it_says_so(tmp_path: Path) -> None:
     log = write_log(tmp_path / "a.log", Made(iterations=1, end=OUT_OF_MEMORY))
-    assert conclusion(of(log)) == "No run has a number to compare."
+    assert conclusion(of(log)) == "No run has a speed or a final loss (failed: out-of-memory)."
     assert conclusion(of(write_log(tmp_path / "b.log", Made()))).endswith("with nothing to compare it to.")
 
 

@@ -147,7 +147,7 @@ class Comparison:
         """The reasons why the comparison is not valid."""
         found = []
         if not self.good:
-            found.append("no run has a number to compare")
+            found.append("no run has a speed or a final loss")
         for name, row, one in self.ratios():
             # A failed run has no ratio.
             if not one.missing and not one.comparability.comparable:

@@ -33,15 +33,15 @@ def conclusion(comparison: Comparison) -> str:
     """Return the sentences that a report opens with."""
     good = comparison.good
     if not good:
-        sentences = ["No run has a number to compare"]
+        faults = ", ".join(sorted({row.faults for row in comparison.rows}))
+        sentences = [f"No run has a speed or a final loss ({faults})"]
     elif len(good) == 1:
         sentences = [_alone(good[0])]
     else:
         sentences = _about_loss(good)
         if not sentences or settings_change_speed(good):
             speed = [_about_speed(comparison, good), _about_parity(comparison)]
-            out = unlike_rows(comparison)
-            if out:
+            if out := unlike_rows(comparison):
                 speed.append(f"{names(list(out))} cannot be compared with the rest")
             sentences.append("; ".join(filter(None, speed)))
     sentences += [column.conclude(comparison.rows) for column in all_columns()]

@@ -22,6 +22,7 @@ from fp8launch.report.rows import Row
 BF16 = {1: 2.0, 2: 2.5, 3: 4.0}
 # 1 %, 2 % and 6 % higher with the same seed.
 HIGHER = {1: 2.02, 2: 2.55, 3: 4.24}
+TIME_LIMIT = "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***"
 
 
 def logs(
@@ -119,6 +120,20 @@ def test_the_last_iteration_that_all_runs_evaluated_counts(tmp_path: Path) -> No
     assert loss is not None and (loss.iteration, loss.relative) == (10, pytest.approx(0.1))
     assert cells_of(found)[RELATIVE] == "+10.00 [+10.00, +10.00]"
     assert "validation loss of bf16: at iteration 20 (5,242,880 tokens)" in remarks(found)
+
+
+def test_runs_that_a_time_limit_ended_have_no_speed_but_a_validation_loss(tmp_path: Path) -> None:
+    """The report compared their validation losses, next to "No run has a number to compare"."""
+    paths = [*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, HIGHER)]
+    for path in paths:
+        path.write_text(path.read_text().replace("[after training is done]", TIME_LIMIT))
+    found = of(*paths)
+    assert conclusion(found) == (
+        "No run has a speed or a final loss (failed: time-limit). Validation loss relative to bf16: tensorwise +3.00 % "
+        "(95 % interval -3.57 to +9.57 %)."
+    )
+    assert found.problems == ("no run has a speed or a final loss",)
+    assert cells_of(found)[RELATIVE] == "+3.00 [-3.57, +9.57]"
 
 
 def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
