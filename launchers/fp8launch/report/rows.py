@@ -88,14 +88,14 @@ class Published:
         return json_mapping(vars(self))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """All runs of one variant on one number of GPUs. Only runs that ended as planned contribute numbers.
 
     `by_gpus` is true if the number of nodes is unknown or does not distinguish the rows of a variant. `one_size` is
     true if all rows have the same size, so that names can omit it. The fields from `base` on depend on other rows
     and are set by `comparison.compare`; `base` is None for the baseline itself. Units: tokens/s/GPU, ms, dense model
-    TFLOP/s/GPU, MiB, J/token, and currency per million tokens.
+    TFLOP/s/GPU, MiB, J/token, and currency per million tokens. Rows are compared by identity.
     """
 
     label: str

@@ -12,6 +12,7 @@ import pytest
 from made_runs import FP8, Made, of, write_log
 from rich.console import Console
 
+from fp8launch.plugins.validation_loss.columns import LOSS
 from fp8launch.plugins.validation_loss.losses import ValidationLoss, validation_loss
 from fp8launch.report.columns import main_table
 from fp8launch.report.comparison import Comparison
@@ -98,6 +99,13 @@ def test_json_and_csv_have_it_unrounded(tmp_path: Path) -> None:
     assert float(cells["validation_relative"]) == loss["relative"]
     assert float(cells["validation_relative_low"]) == loss["interval"]["low"]
     assert (cells["validation_iteration"], cells["validation_against"]) == ("20", "bf16")
+
+
+def test_it_is_computed_once_for_all_columns(tmp_path: Path) -> None:
+    """Every column and cell computed it again."""
+    found = of(*logs(tmp_path, "bf16", BF16), *logs(tmp_path, FP8, HIGHER))
+    [row] = [row for row in found.rows if row.base]
+    assert LOSS.value(row) is LOSS.value(row) is validation_loss(row) is not None
 
 
 def test_eighty_columns_show_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from fp8launch.report.differences import described_or_unknown
 from fp8launch.report.intervals import Interval, mean_interval
@@ -53,8 +54,18 @@ class ValidationLoss:
         return json_mapping(vars(self))
 
 
+# Columns, cells of the CSV file and sentences all read the loss of a row.
+_KNOWN: WeakKeyDictionary[Row, ValidationLoss | None] = WeakKeyDictionary()
+
+
 def validation_loss(row: Row) -> ValidationLoss | None:
     """Return the validation loss of a row, relative to its baseline's; None if its runs share no evaluation."""
+    if row not in _KNOWN:
+        _KNOWN[row] = _computed(row)
+    return _KNOWN[row]
+
+
+def _computed(row: Row) -> ValidationLoss | None:
     mine = _evaluations(row)
     own = _last_common(mine)
     if own is None:
