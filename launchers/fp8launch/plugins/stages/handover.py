@@ -32,23 +32,31 @@ _STATES = ("phase-states", "phase-resharding", "phase-optimizer-states")
 
 
 @dataclass(frozen=True)
-class Linked:
-    """A stage that is ready to be checked, and what it hands over.
+class Result:
+    """What a stage called `name` hands over: a folder of checkpoints or, if `is_model`, a Hugging Face model.
 
-    `result` is a folder of checkpoints or, if `is_model`, a Hugging Face model. `model` is the Hugging Face model that
-    corresponds to its weights, `iterations` the number of its last checkpoint; both are None if unknown. `trained_by`
-    is the stage that trained the weights, None for this one. `promises` is as in `LoadedRecipe.promised`.
+    `model` is the Hugging Face model that corresponds to its weights, None if unknown.
     """
 
     name: str
+    result: Path
+    is_model: bool
+    model: str | None
+
+
+@dataclass(frozen=True)
+class Linked(Result):
+    """A stage that is ready to be checked, and what it hands over.
+
+    `iterations` is the number of its last checkpoint, None if unknown. `trained_by` is the stage that trained the
+    weights, None for this one. `promises` is as in `LoadedRecipe.promised`.
+    """
+
     where: str
     folder: Path
     prepared: Prepared
     source: str | None
-    result: Path
-    model: str | None
     iterations: int | None
-    is_model: bool = False
     trained_by: Linked | None = None
     promises: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

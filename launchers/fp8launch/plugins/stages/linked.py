@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,7 +20,7 @@ from fp8launch.plugins.bridge.index import find
 from fp8launch.plugins.bridge.section import bridge_of
 from fp8launch.plugins.convert import conversion
 from fp8launch.plugins.evaluate import evaluation
-from fp8launch.plugins.stages.handover import Linked, handover_problems, space_problems
+from fp8launch.plugins.stages.handover import Linked, Result, handover_problems, space_problems
 from fp8launch.plugins.stages.recipe import Stage, Stages
 from fp8launch.recipe.load import LoadedRecipe, Override, RecipeSource, load_recipe, read_recipe
 from fp8launch.recipe.yaml_source import Node
@@ -55,14 +55,14 @@ def prepare(
         except UserError as refused:
             problems += named(f"stage {stage.name}", refused.problems)
             code = max(code, refused.exit_code)
-            linker.skip(stage, run_id)
     if problems:
         raise UserError(problems, code)
-    found = list(linker.linked.values())
+    linked = linker.linked
+    found = list(linked.values())
     together = space_problems(found, cluster)
     parts = []
     for one in found:
-        between = [*handover_problems(one, linker.linked), *together.get(one.name, ())]
+        between = [*handover_problems(one, linked), *together.get(one.name, ())]
         parts.append(Part(f"stage {one.name}", one.folder.name, one.prepared, tuple(between)))
     return RunSequence(study, tuple(parts))
 
@@ -104,56 +104,44 @@ def _recipe_name(name: str, folder: Path) -> str:
     return str(folder / name) if name.startswith(("./", "../")) else name
 
 
-@dataclass(frozen=True)
-class _Skipped:
-    """A stage that cannot be prepared, as far as later stages need to know it to show their own problems."""
-
-    name: str
-    result: Path
-    is_model: bool
-    model: None = None
-
-
 class _Linker:
-    """Prepares stages in order, each with what earlier ones promise."""
+    """Prepares stages in order, each with what earlier ones promise.
+
+    Of a stage that cannot be prepared, later ones only know the result. They show their own problems.
+    """
 
     def __init__(self, folder: Path, cluster: Cluster, study: Path) -> None:
         self.folder, self.cluster, self.study = folder, cluster, study
-        self.linked: dict[str, Linked] = {}
-        self.skipped: dict[str, _Skipped] = {}
+        self.results: dict[str, Result] = {}
 
-    def skip(self, stage: Stage, run_id: str) -> None:
-        """Record a stage that cannot be prepared."""
-        self.skipped[stage.name] = _Skipped(stage.name, self.study / run_id, is_model=stage.convert is not None)
+    @property
+    def linked(self) -> dict[str, Linked]:
+        return {name: one for name, one in self.results.items() if isinstance(one, Linked)}
 
     def add(self, stage: Stage, where: str, own: Sequence[str], run_id: str) -> None:
         run = self.study / run_id
-        before = self.linked.get(stage.source or "")
-        skipped = self.skipped.get(stage.source or "")
-        if skipped is not None and stage.recipe is None:
-            self.skip(stage, run_id)  # all that is known of its job comes from the earlier stage
-            return
+        result = self.results.get(stage.source or "")
+        before = result if isinstance(result, Linked) else None
+        # Until it is prepared, which may fail.
+        self.results[stage.name] = Result(stage.name, run, is_model=stage.convert is not None, model=None)
         overrides = [Override(f"{key}={json.dumps(value)}", where) for key, value in stage.set.items()]
         if stage.recipe is not None:
             loaded = load_recipe(_recipe_name(stage.recipe, self.folder), [*overrides, *own])
-            start = before or skipped
-            if start is not None:
-                links = _links(loaded, start, where)
+            if result is not None:
+                links = _links(loaded, result, where)
                 loaded = load_recipe(_recipe_name(stage.recipe, self.folder), [*overrides, *own, *links])
+        elif before is None:
+            return  # all that is known of its job comes from the earlier stage
         else:
-            assert before is not None
             recipe = self._conversion if stage.convert else self._evaluation
             # --time and the like are for trainings.
             mine = [text for text in own if not isinstance(text, Override) or text.option.startswith("--set")]
             loaded = load_recipe(recipe(stage, before, run, where), [*overrides, *mine])
-        if skipped is not None:
-            prepare_loaded(loaded, self.cluster)
-            self.skip(stage, run_id)
-            return
         promised = {folder: entries for each in self.linked.values() for folder, entries in each.promises.items()}
         loaded = replace(loaded, promised={**promised, str(self.study): {}})
         prepared = prepare_loaded(self._with_mount(loaded, before), self.cluster)
-        self.linked[stage.name] = _linked(stage, where, run, prepared, before, self._model(stage, before, where))
+        if before is result:  # otherwise only the problems of this recipe were wanted
+            self.results[stage.name] = _linked(stage, where, run, prepared, before, self._model(stage, before, where))
 
     def _with_mount(self, loaded: LoadedRecipe, before: Linked | None) -> LoadedRecipe:
         """Mount the study's folder into the container, unless the result of the earlier stage is visible there."""
@@ -212,7 +200,7 @@ def _sizes(stage: Stage) -> dict[str, int]:
     return {"tp": stage.tp, "pp": stage.pp, "ep": stage.ep}
 
 
-def _links(loaded: LoadedRecipe, before: Linked | _Skipped, where: str) -> list[Override]:
+def _links(loaded: LoadedRecipe, before: Result, where: str) -> list[Override]:
     """Return the overrides that let a recipe start from the result of an earlier stage."""
     result = json.dumps(str(before.result))
     key = "checkpoint.load"
@@ -256,13 +244,13 @@ def _linked(
     stage: Stage, where: str, run: Path, prepared: Prepared, before: Linked | None, model: str | None
 ) -> Linked:
     """Return a stage with its result, and what that promises to later stages."""
+    name, source = stage.name, stage.source
     if stage.recipe is None and before is not None:
         trained = before.trained_by or before
         result, is_model = before.result, before.is_model
         if stage.convert:
             result, is_model = run / "model", True
-        source = stage.source
-        return Linked(stage.name, where, run, prepared, source, result, model, before.iterations, is_model, trained)
+        return Linked(name, result, is_model, model, where, run, prepared, source, before.iterations, trained)
     folder = prepared.loaded.recipe.checkpoint.dir
     result, promises = run, {}
     if folder is not None:
@@ -274,5 +262,4 @@ def _linked(
         result = run / folder
         promises = {str(result): entries}
     iterations = as_int(prepared.parts[-1].args.attributes.get("train_iters"))
-    source = stage.source
-    return Linked(stage.name, where, run, prepared, source, result, model, iterations, promises=promises)
+    return Linked(name, result, False, model, where, run, prepared, source, iterations, promises=promises)
