@@ -26,7 +26,8 @@ from fp8launch.plugins.estimate.activations import (
     recomputed_layers,
     saving,
 )
-from fp8launch.plugins.estimate.dtype_sizes import FP32, LayerKind, PrecisionSizes, decoder_kinds, mtp_kinds, precision
+from fp8launch.plugins.estimate.divided_run import DividedRun
+from fp8launch.plugins.estimate.dtype_sizes import FP32, LayerKind, PrecisionSizes, precision
 
 MIB = 2**20
 
@@ -116,7 +117,7 @@ def estimate(args: Arguments, world: int, microbatches: int, gpu: Gpu) -> Memory
     if divided is None:
         return None
     model, split, pipeline = divided
-    run = _Run(args, model, split, microbatches, precision(args, gpu))
+    run = _Run(args, model, split, precision(args, gpu), microbatches)
     uncertainty = DERIVED_UNCERTAINTY
     plain = not (model.experts or model.mamba or run.sharding or run.on("use_transformer_engine_op_fuser"))
     if plain and gpu.capability[0] == 9 and split.tp * split.pp * split.cp == 1:
@@ -144,7 +145,7 @@ def offloaded_bytes(
     number = offloaded_layers(args)
     if not number:
         return 0.0
-    run = _Run(args, model, split, 1, formats)
+    run = _Run(args, model, split, formats, 1)
     return sum(run.layers[kind].kept for chunk in chunks for kind in _all_kinds(run, chunk)[:number])
 
 
@@ -163,27 +164,8 @@ def _all_kinds(run: _Run, chunk: Chunk) -> tuple[LayerKind, ...]:
 
 
 @dataclass(frozen=True)
-class _Run:
-    args: Arguments
-    model: Architecture
-    split: Division
+class _Run(DividedRun):
     microbatches: int
-    precision: PrecisionSizes
-
-    def on(self, name: str) -> bool:
-        return bool(self.args.get(name))
-
-    @cached_property
-    def micro_batch(self) -> int:
-        return whole(self.args, "micro_batch_size") or 1
-
-    @cached_property
-    def kinds(self) -> tuple[LayerKind, ...]:
-        return decoder_kinds(self.model, self.precision)
-
-    @cached_property
-    def mtp_kinds(self) -> tuple[LayerKind, ...]:
-        return mtp_kinds(self.model, self.precision)
 
     @cached_property
     def layers(self) -> dict[LayerKind, LayerMemory]:
@@ -399,13 +381,12 @@ def _chunk_of(run: _Run, layers: Sequence[LayerMemory], mtp: int) -> tuple[float
 
 def _hidden_state(run: _Run) -> float:
     """Return the bytes of a micro batch's hidden state on one rank, between layers."""
-    tokens = run.split.own_tokens(run.micro_batch * run.model.seq_length / run.split.cp)
-    return tokens * run.model.hidden * run.precision.weight
+    return run.own_tokens * run.model.hidden * run.precision.weight
 
 
 def _logits(run: _Run) -> float:
     """Return the number of logits on one rank."""
-    return run.micro_batch * run.model.seq_length / run.split.cp * run.model.vocab / run.split.tp
+    return run.tokens * run.model.vocab / run.split.tp
 
 
 def _loss(run: _Run) -> float:

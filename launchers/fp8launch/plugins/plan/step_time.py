@@ -22,7 +22,7 @@ from fp8launch.megatron.architecture import Chunk, divided_model
 from fp8launch.megatron.flops import flops_of
 from fp8launch.megatron.model_arithmetic import Arguments
 from fp8launch.plugins.estimate.activations import offloaded_layers, recomputed_layers
-from fp8launch.plugins.estimate.dtype_sizes import LayerKind, decoder_kinds, mtp_kinds, precision
+from fp8launch.plugins.estimate.dtype_sizes import LayerKind, precision
 from fp8launch.plugins.estimate.memory import microbatches, offloaded_bytes
 from fp8launch.plugins.plan.cluster_speeds import cluster_speeds
 from fp8launch.plugins.plan.collectives import Group, send
@@ -322,14 +322,12 @@ _OF_PIPELINE = {
 
 
 def _layer_times(run: Workload) -> dict[LayerKind, LayerTime]:
-    decoder, mtp = decoder_kinds(run.model, run.precision), mtp_kinds(run.model, run.precision)
-    return {kind: layer_time(run, *kind) for kind in {*decoder, *mtp}}
+    return {kind: layer_time(run, *kind) for kind in {*run.kinds, *run.mtp_kinds}}
 
 
 def _stages(run: Workload, pipeline: Sequence[Sequence[Chunk]], layers: dict[LayerKind, LayerTime]) -> list[Seconds]:
     """Return the seconds of a micro batch on every pipeline rank. Equal stages are computed once."""
-    decoder, mtp = decoder_kinds(run.model, run.precision), mtp_kinds(run.model, run.precision)
-    ranks, different = _contents(tuple(pipeline), decoder, mtp)
+    ranks, different = _contents(tuple(pipeline), run.kinds, run.mtp_kinds)
     times = [_stage(run, pipeline[rank], kinds, layers) for rank, kinds in different]
     return [times[number] for number in ranks]
 

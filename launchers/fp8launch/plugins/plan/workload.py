@@ -6,12 +6,10 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from fp8launch.hardware.quantization import UNQUANTIZED_BYTES, quantization_recipes
-from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Architecture, Division, Experts
-from fp8launch.megatron.model_arithmetic import Arguments, whole
-from fp8launch.plugins.estimate.dtype_sizes import PrecisionSizes
+from fp8launch.megatron.architecture import ATTENTION, EXPERTS, MAMBA, MLP, Experts
+from fp8launch.plugins.estimate.divided_run import DividedRun
 from fp8launch.plugins.plan.speeds import Speeds
 
 BF16 = 2
@@ -39,34 +37,10 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A run with its layout, its precision and the speeds of its GPU."""
+class Workload(DividedRun):
+    """A run with the speeds of its GPU."""
 
-    args: Arguments
-    model: Architecture
-    split: Division
-    precision: PrecisionSizes
     speeds: Speeds
-
-    def on(self, name: str) -> bool:
-        return bool(self.args.get(name))
-
-    # A search reads these hundreds of thousands of times.
-    @cached_property
-    def micro_batch(self) -> int:
-        return whole(self.args, "micro_batch_size") or 1
-
-    @cached_property
-    def tokens(self) -> float:
-        """Tokens of a micro batch on a context-parallel rank."""
-        return self.micro_batch * self.model.seq_length / self.split.cp
-
-    @property
-    def own_tokens(self) -> float:
-        """Tokens of a tensor-parallel rank between linear layers."""
-        if self.split.sequence_parallel:
-            return self.tokens / self.split.tp
-        return self.tokens
 
     def recipe(self, quantized: bool) -> str:
         """Return the name of the run's quantization recipe, or bf16 for tensors that are not quantized."""
