@@ -65,6 +65,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ResolvedRun:
             "change megatron.overlap_grad_reduce (true) or megatron.optimizer (adam), so that they agree",
         ),
         ("Please set NVTE_FUSED_ATTN", "set env.NVTE_FUSED_ATTN"),
+        (
+            "Bias in Moe is only supported when ETP==1",
+            "set `parallel: {etp: 1}`, or `model: {disable_bias_linear: true}`",
+        ),
         ("assert args.lr_decay_samples is None", "remove megatron.lr_decay_samples, or set it to null"),
         ("assert not args.use_tp_pp_dp_mapping", "remove megatron.use_tp_pp_dp_mapping, or set it to null"),
         ("assert args.save_interval is not None", "set `checkpoint: {interval: <int>}`"),
@@ -81,6 +85,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ResolvedRun:
 def test_a_fix_is_made_from_the_sentence(message: str, fix: str, run: ResolvedRun) -> None:
     found = fix_for(run, message)
     assert found == fix or found.replace("(1)", "(not set)") == fix
+
+
+LAYOUT = "megatron.pipeline_model_parallel_layout="
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fix"),
+    [
+        ([LAYOUT + "Et*8|t*8|t*8|t*8mL"], "write one `m` for each of model.mtp_num_layers"),
+        ([LAYOUT + "Et*8|t*8|t*8|mt*8L", "model.mtp_num_layers=1"], "write the `m` after the last `t`"),
+        ([LAYOUT + "Et*8|t*8|t*8|t*7L"], "write one `t` for each of model.num_layers"),
+        ([LAYOUT + "t*8|t*8|t*8|t*8L"], "with its only `E`"),
+        ([LAYOUT + "Et*8|t*8|t*8|t*8"], "with its only `L`"),
+        ([LAYOUT + "Et*8 | t*8 | t*8 | t*8L"], "without spaces"),
+        (["megatron.account_for_loss_in_pipeline_split=true"], "after adding 1 for megatron.account_for_loss"),
+        (["megatron.decoder_last_pipeline_num_layers=40"], "change megatron.decoder_first_pipeline_num_layers or"),
+        (["megatron.decoder_first_pipeline_num_layers=5", "parallel.vp=2"], "a multiple of parallel.vp"),
+        (["model.num_layers=30"], "choose parallel.pp as a divisor of model.num_layers"),
+    ],
+)
+def test_a_refused_pipeline_says_what_to_change(overrides: list[str], fix: str) -> None:
+    result = check(prepare("llama8b_fp8", ["parallel.pp=4", *overrides]), layers=RULES)
+    [problem] = [p for p in result.problems if p.severity == "error"]
+    assert fix in str(problem.fix)
 
 
 def test_fields_are_where_recipes_state_them(run: ResolvedRun) -> None:

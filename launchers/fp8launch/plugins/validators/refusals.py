@@ -255,14 +255,32 @@ KNOWN: tuple[tuple[str, str], ...] = (
         "or set the stages with megatron.pipeline_model_parallel_layout",
     ),
     (
-        r"[Nn]umber of layers should be divisible by the pipeline|layers at middle stage",
-        "choose parallel.pp as a divisor of model.num_layers, or set the stages with `megatron: "
-        "{pipeline_model_parallel_layout: ...}`",
+        r"number of layers at (first|last|middle) stage",
+        "change megatron.decoder_first_pipeline_num_layers or megatron.decoder_last_pipeline_num_layers: each stage "
+        "needs a multiple of parallel.vp, and the stages between them equal shares of the other layers",
+    ),
+    (
+        r"mtp layers in layout must match",
+        "write one `m` for each of model.mtp_num_layers, after the last `t` of megatron.pipeline_model_parallel_layout",
+    ),
+    (
+        r"decoder layers must be placed before MTP",
+        "write the `m` after the last `t` of megatron.pipeline_model_parallel_layout",
     ),
     (
         r"decoder layers .*must match num_layers|layers? in .*layout.*num_layers",
         "write one `t` for each of model.num_layers in megatron.pipeline_model_parallel_layout",
     ),
+    (
+        r"(first layer must be embedding|last layer must be loss|(Embedding|Loss) must be specified exactly once)",
+        "begin megatron.pipeline_model_parallel_layout with its only `E` and end it with its only `L`",
+    ),
+    (
+        r"Invalid layer character",
+        "write megatron.pipeline_model_parallel_layout with `E`, `t`, `m` and `L`, with `|` between stages and without "
+        "spaces, such as Et*8|(t*8|)*2t*8L",
+    ),
+    (r"Bias in Moe is only supported when ETP", "set `parallel: {etp: 1}`, or `model: {disable_bias_linear: true}`"),
     (
         r"multiple of 2 \* context-parallel-size",
         "choose batch.sequence as a multiple of 2 x parallel.cp",
@@ -376,6 +394,22 @@ KNOWN: tuple[tuple[str, str], ...] = (
 )
 
 _ARG = r"(?:args|self|config)\.(\w+)"
+
+
+def _equal_stages(run: ResolvedRun, _groups: Sequence[str]) -> str:
+    """Megatron says the same about layers alone and about layers together with the embedding and the loss."""
+    flags = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    if counted := [name for name in flags if run.on(name)]:
+        places = " and ".join(f"megatron.{name}" for name in counted)
+        return (
+            f"choose model.num_layers so that it is a multiple of parallel.pp after adding {len(counted)} for {places}"
+        )
+    return (
+        "choose parallel.pp as a divisor of model.num_layers, or set the stages with `megatron: "
+        "{pipeline_model_parallel_layout: ...}`"
+    )
+
+
 # Pattern of Megatron's sentence to the fix. The first one that returns a fix decides.
 _SENTENCES: tuple[tuple[str, Callable[[ResolvedRun, Sequence[str]], str | None]], ...] = (
     (r"(\w+) \((\d+)\) must be greater than or equal to (\w+) \((\d+)\)", _raise_to),
@@ -387,6 +421,8 @@ _SENTENCES: tuple[tuple[str, Callable[[ResolvedRun, Sequence[str]], str | None]]
     (rf"assert {_ARG}$", _set_one),
     (r"no longer valid, use (--[a-z-]+)", _set_one),
     (r"No dot product attention backend", _attention),
+    (r"[Nn]umber of layers should be divisible by the pipeline|must be divisible ?by pipeline_model_parallel_size",
+     _equal_stages),
     (r"^(.*?)\b(?:cannot be used|is incompatible|are incompatible|is not compatible|not supported|does not support)"
      r"(.*)$", _excludes),
     (r"^(.*?)\b(?:requires|require|needs|only supported with|only works with|is only supported when"
