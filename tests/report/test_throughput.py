@@ -219,6 +219,32 @@ class TestAttempts:
         assert found.status == "ok"
         assert found.attempts[0].failure.code == "out-of-memory"
 
+    @pytest.mark.parametrize(
+        ("first", "second", "reason"),
+        [
+            ({"world_size": 8, "seq_length": 512}, {"world_size": 4, "seq_length": 512}, "other number of GPUs"),
+            ({"world_size": 4, "seq_length": 256}, {"world_size": 4, "seq_length": 512}, "other sequence length"),
+        ],
+    )
+    def test_attempts_of_other_sizes_are_not_mixed(
+        self, report, first: dict[str, int], second: dict[str, int], reason: str
+    ) -> None:
+        found = report(
+            [dump(**first), *(line(i, ms=1000, planned=20) for i in range(1, 11))],
+            [dump(**second), *(line(i, ms=2000, planned=20) for i in range(11, 21))],
+        )
+        assert found.steady_state.dropped[reason] == tuple(range(3, 11))
+        assert (found.speed.step_time_ms.min, found.speed.step_time_ms.max) == (2000, 2000)
+        assert found.speed.tokens_per_s_per_gpu.median == 8 * 512 / 2 / 4
+
+    def test_sizes_of_an_attempt_without_iterations_do_not_count(self, report) -> None:
+        found = report(
+            [dump(world_size=8, seq_length=512), *(line(i, ms=1000, planned=20) for i in range(1, 11))],
+            [dump(world_size=4, seq_length=512), "[rank0]: torch.OutOfMemoryError: CUDA out of memory."],
+        )
+        assert found.setup.world_size == 8
+        assert found.speed.tokens_per_s_per_gpu.median == 512
+
     def test_a_file_of_a_silent_rank_changes_nothing(self, report) -> None:
         found = report([dump(a=1), *(line(i, planned=9) for i in range(1, 10))], ["NCCL INFO nothing to see"])
         assert found.status == "ok"

@@ -241,6 +241,9 @@ def test_a_log_without_evidence_is_no_proof_of_anything(
     assert capsys.readouterr().out.startswith("no evidence")
     assert command(["verify", str(log), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "no evidence"
+    # The length of a sequence says nothing about the precision: this was "FP8: not requested".
+    command(["parse", str(log), "--json", "--world-size", "8", "--seq-length", "4096"])
+    assert json.loads(capsys.readouterr().out)["fp8"] is None
 
 
 def test_arguments_that_are_cut_off_before_the_precision_are_no_proof_of_bf16(

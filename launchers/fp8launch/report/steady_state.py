@@ -3,8 +3,9 @@
 Megatron logs the first iteration after a start without resetting its timer, so the second line is a mean that includes
 the first. Both are dropped for every start. Further lines are dropped while they take more than 1.1 times the median
 of the second half (FP8 autotuning, allocator growth, CUDA graph capture), but never more than half of the lines. The
-first line after an evaluation or a checkpoint, profiled iterations, and lines whose global batch size differs from the
-last one (batch ramp-up) are excluded too. If attempts overlap, the last one counts. JSON reports state this as `RULE`.
+first line after an evaluation or a checkpoint, profiled iterations, and lines whose global batch size (ramp-up), number
+of GPUs or sequence length differs from the last line's are excluded too. If attempts overlap, the last one counts. JSON
+reports state this as `RULE`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ FEWEST = 3
 RULE = (
     f"After each start, the first {START_LINES} lines are dropped (the second is a mean that includes the first), then "
     f"lines slower than {SLOW} x the median of the second half, but at most half of the lines. The line after an "
-    "evaluation or checkpoint, profiled iterations and lines with another batch size are excluded. If attempts repeat "
-    "an iteration, the last one counts."
+    "evaluation or checkpoint, profiled iterations and lines with another batch size, GPU count or sequence length "
+    "than the last line are excluded. If attempts repeat an iteration, the last one counts."
 )
 # The short form for tables. JSON and the documentation have the full rule.
 RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint (docs/compare.md#steady-state)"
@@ -121,7 +122,7 @@ def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] =
     superseded = sorted(number for row, number in enumerate(numbers) if newest[number] != row)
     order = [newest[number] for number in sorted(newest)]
     lines = printed.take(order)
-    kept, left_out = _separate(lines, [reasons[row] for row in order])
+    kept, left_out = _separate(lines, [reasons[row] for row in order], [_sizes(process) for _, process in attempts])
     notes = []
     if len(kept) < FEWEST:
         disturbed = [reason for reason in left_out if reason.startswith("after ")]
@@ -142,14 +143,29 @@ def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] =
     return SteadyState(lines, lines.take(kept), dropped, tuple(notes))
 
 
-def _separate(lines: IterationTable, reasons: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
-    """Return the rows that count, and the remaining rows grouped by reason."""
+def _sizes(process: Process) -> dict[str, object]:
+    """Return what a resumed run may change, by the reason to drop lines with another value; None if unknown."""
+    arguments = process.head.arguments
+    return {
+        "other number of GPUs": process.head.world_size or arguments.get("world_size"),
+        "other sequence length": arguments.get("seq_length"),
+    }
+
+
+def _separate(
+    lines: IterationTable, reasons: Sequence[str], sizes: Sequence[Mapping[str, object]]
+) -> tuple[list[int], dict[str, list[int]]]:
+    """Return the rows that count, and the remaining rows grouped by reason. `sizes` are those of each attempt."""
     kept: list[int] = []
     left_out: dict[str, list[int]] = {}
-    batch = lines.column("global_batch_size")
+    batch, attempt = lines.column("global_batch_size"), list(map(int, lines.column(_ATTEMPT)))
     for row, reason in enumerate(reasons):
         if not reason and batch[row] != batch[-1] and not math.isnan(batch[-1]):
             reason = "other batch size"
+        last = sizes[attempt[-1]]
+        for name, size in sizes[attempt[row]].items():
+            if not reason and None not in (size, last[name]) and size != last[name]:
+                reason = name
         if reason:
             left_out.setdefault(reason, []).append(row)
         else:

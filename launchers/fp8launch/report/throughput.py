@@ -130,7 +130,6 @@ def peak_memory_mib(logs: Sequence[ParsedLog], kept: IterationTable) -> float | 
 
 def run_notes(
     logs: Sequence[ParsedLog],
-    attempts: LoggedProcesses,
     steady: SteadyState,
     setup: RunSetup,
     stated_gpu: str | None,
@@ -147,12 +146,6 @@ def run_notes(
         missing.append("sequence length")
     if steady.lines and missing:
         notes.append(f"the log does not contain the {' and '.join(missing)}")
-    sizes = set()
-    for _, process in attempts:
-        if process.head.world_size:
-            sizes.add(process.head.world_size)
-    if len(sizes) > 1:
-        notes.append(f"the attempts ran on different world sizes: {sorted(sizes)}")
     duplicates = sum(log.duplicates for log in logs)
     if duplicates:
         notes.append(f"{duplicates} iteration lines were printed by more than one rank and counted once")
@@ -283,7 +276,9 @@ def summarise(
     steady = select_steady_state(attempts, given_up)
     machines = machines_of(logs)
     last = steady.lines[-1] if steady.lines else None
-    setup = setup_of(attempts, last, gpu or machines.gpu, world_size, arguments)
+    # The sizes are those of the last line, even if a later attempt with others failed before it logged a line.
+    measured = [*attempts, attempts[int(steady.lines.column("attempt")[-1])]] if last else attempts
+    setup = setup_of(measured, last, gpu or machines.gpu, world_size, arguments)
     verification = verify(attempts, arguments)
     fp8 = precision_asked_for(setup.arguments, verification)
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
@@ -305,7 +300,7 @@ def summarise(
         machines=machines,
         attempts=tuple(starmap(attempt_of, attempts)),
         failure=failure,
-        notes=tuple(run_notes(logs, attempts, steady, setup, gpu, machines)),
+        notes=tuple(run_notes(logs, steady, setup, gpu, machines)),
         steady_state=steady,
         more={name: read(logs) for name, read in plugin_registry.loaded("report_fields")},
         health=health,

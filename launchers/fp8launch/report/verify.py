@@ -299,7 +299,8 @@ def verify(attempts: LoggedProcesses, stated: Mapping[str, object] | None = None
     # Megatron dumps arguments in alphabetical order, so a truncated dump may end before the precision.
     if process.head.arguments_cut and not (arguments.get("fp4") or "fp8" in arguments or "fp8_format" in arguments):
         arguments = {}
-    if not arguments and not any(one.data.get("asked") for one in evidence):
+    # `parse --seq-length` states nothing else, which does not mean that FP8 was not requested.
+    if not arguments and set(stated or ()) - {"seq_length"} and not any(one.data.get("asked") for one in evidence):
         arguments = stated or {}
     found = judge(arguments, of_kind("probe", evidence), profiles[-1:])
     for line in of_kind("sharding", evidence)[-1:]:
