@@ -63,6 +63,30 @@ def test_help_fits_a_narrow_screen(fp8launch: Callable[..., Done], monkeypatch: 
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "a.log", "--price-per-gpu-hour"],
+        ["compare", "a.log", "--tolerance"],
+        ["estimate", "tiny_cpu", "--tokens"],
+        ["estimate", "tiny_cpu", "--tokens-per-second-per-gpu"],
+        ["tune", "tiny_cpu", "--dry-run", "--budget"],
+        ["tune", "tiny_cpu", "--dry-run", "--minutes"],
+        ["data", "blend", "a", "--tokens"],
+        ["data", "blend", "a", "--temperature"],
+        ["data", "sample", "a", "--prompt", "x", "--temperature"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_numbers_are_finite(fp8launch: Callable[..., Done], arguments: list[str], number: str) -> None:
+    """Click accepts both, and JSON has neither."""
+    done = fp8launch(*arguments, number, "--json")
+    assert done.returncode == 2
+    assert "nan" in done.stderr or "inf" in done.stderr
+    assert "NaN" not in done.stdout
+
+
 def test_help_imports_nothing_heavy(home: Path) -> None:
     code = (
         "import sys; from fp8launch.cli import run; run(['--help'])\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import console, eprint, json_option, logs_argument, show_json, with_options
+from fp8launch.cli.output import FiniteRange, console, eprint, json_option, logs_argument, show_json, with_options
 from fp8launch.cli.plugin_options import file_options
 from fp8launch.diagnostics import exit_code
 from fp8launch.hardware.gpus import GPUS
@@ -24,11 +24,11 @@ _options = (
     *file_options(),
     gpu_option,
     click.option(
-        "--price-per-gpu-hour", type=click.FloatRange(min=0), metavar="P",
+        "--price-per-gpu-hour", type=FiniteRange(min=0), metavar="P",
         help="Price of a GPU-hour; adds the cost per token.",
     ),
     click.option(
-        "--tolerance", type=click.FloatRange(0, 1), default=TOLERANCE, show_default=True,
+        "--tolerance", type=FiniteRange(0, 1), default=TOLERANCE, show_default=True,
         help="Largest relative loss difference that counts as parity.",
     ),
     click.option("--force", is_flag=True, help="Print ratios between runs that cannot be compared, marked with '!'."),

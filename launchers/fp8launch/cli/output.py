@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 
 # Below this many items, the work is over before anyone could read a progress bar.
 BAR_FROM = 12
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers in a range. Click's own type accepts `nan`, and `inf` if the range has no upper end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 set_option = click.option(

@@ -10,6 +10,7 @@ from fp8launch.check.checker import check
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.cli import complete
 from fp8launch.cli.output import (
+    FiniteRange,
     cluster_option,
     echo,
     eprint,
@@ -44,11 +45,11 @@ BAR = 30
 @click.option(
     "--tokens-per-second-per-gpu",
     "speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Throughput in tokens/s/GPU, for GPU-hours.",
 )
 @click.option(
-    "--tokens", type=click.FloatRange(min=0, min_open=True), help="Tokens to train, such as 15e12, for cost and finish."
+    "--tokens", type=FiniteRange(min=0, min_open=True), help="Tokens to train, such as 15e12, for cost and finish."
 )
 @cluster_option
 @json_option

@@ -16,7 +16,7 @@ from fp8launch.check.checker import check_all
 from fp8launch.cli import complete
 from fp8launch.cli.check import refuse_errors
 from fp8launch.cli.destination import destination_options
-from fp8launch.cli.output import confirm, eprint, json_option, print_problems, set_option, with_options
+from fp8launch.cli.output import FiniteRange, confirm, eprint, json_option, print_problems, set_option, with_options
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, INTERRUPTED, UserError, error, errors_in, problems_of
 from fp8launch.injob.supervisor.run_records import now
@@ -53,9 +53,9 @@ from fp8launch.submit.destination import destination, time_override
 @click.option("--knobs", "wanted", metavar="A,B", help="Knobs to try (--dry-run lists them).")
 @click.option("--numerics", type=click.Choice(["keep", "allow"]), default="keep", show_default=True,
               help="Allow another FP8 scaling and the like.")  # fmt: skip
-@click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="GPU-HOURS",
+@click.option("--budget", type=FiniteRange(min=0, min_open=True), metavar="GPU-HOURS",
               help="GPU-hours for all trials.")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), metavar="M",
+@click.option("--minutes", type=FiniteRange(min=0, min_open=True), metavar="M",
               help="Minutes for this command.")  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), metavar="K",
               help=f"Trials that this search may run (default: {TRIALS} without --budget and --minutes).")  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import echo, eprint, json_option, show_json, show_table
+from fp8launch.cli.output import FiniteRange, echo, eprint, json_option, show_json, show_table
 from fp8launch.datasets.manifest import Manifest, read_manifest
 from fp8launch.diagnostics import error
 from fp8launch.plugins.data.blend import Share, recipe_lines, shares_of
@@ -17,10 +17,10 @@ from fp8launch.plugins.data.lengths import open_index, prefix_of
 @click.command()
 @click.argument("datasets", nargs=-1, required=True, metavar="PREFIX[=WEIGHT]...")
 @click.option(
-    "--temperature", type=click.FloatRange(min=0.01), default=1.0, help="Temperature of default weights (default: 1)."
+    "--temperature", type=FiniteRange(min=0.01), default=1.0, help="Temperature of default weights (default: 1)."
 )
 @click.option("--recipe", metavar="RECIPE", help="The run: its iterations, batch, sequence and split.")
-@click.option("--tokens", type=click.FloatRange(min=1), metavar="N", help="Tokens of the run, such as 3e11.")
+@click.option("--tokens", type=FiniteRange(min=1), metavar="N", help="Tokens of the run, such as 3e11.")
 @json_option
 def blend(
     datasets: tuple[str, ...], temperature: float, recipe: str | None, tokens: float | None, as_json: bool

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from fp8launch.cli import complete
-from fp8launch.cli.output import echo, eprint, json_option, show_json
+from fp8launch.cli.output import FiniteRange, echo, eprint, json_option, show_json
 from fp8launch.datasets.manifest import read_manifest
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
 from fp8launch.injob.ownership import why_others_may_change
@@ -35,7 +35,7 @@ REQUEST = "FP8LAUNCH_GENERATE"  # of plugins/data/injob/generate.py
 @click.option("--tokens", type=click.IntRange(1, 4096), default=60, help="Tokens to add (default: 60).")
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.7,
     help="Sampling temperature; 0 takes the likeliest token (default: 0.7).",
 )
