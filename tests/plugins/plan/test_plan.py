@@ -227,6 +227,30 @@ def test_expert_communication_is_overlapped_only_where_megatron_can() -> None:
         assert bool(args.get("overlap_moe_expert_parallel_comm")) == overlapped
 
 
+def test_the_optimizer_step_overlaps_the_gather_only_with_virtual_stages() -> None:
+    source = read_recipe(str(pack_folder("recipes") / "llama405b_tensorwise_h100.yaml"))
+    base, target = base_of(source, [], None), target_of(source, [], [], None)
+    seen = set()
+    for division in divisions(base.args, target):
+        args = base.then(division).args
+        virtual = virtual_stages(args, args["pipeline_model_parallel_size"]) > 1
+        assert bool(args.get("overlap_param_gather_with_optimizer_step")) == virtual
+        seen.add(virtual)
+    assert seen == {False, True}
+
+
+def test_two_stages_interleave_only_with_overlapped_transfers() -> None:
+    source = read_recipe("llama8b_fp8")
+    base = base_of(source, ["megatron.no_overlap_p2p_communication=true"], None)
+    target = target_of(source, [], [], None)
+    virtual = {}
+    for division in divisions(base.args, target):
+        args = base.then(division).args
+        pp = args["pipeline_model_parallel_size"]
+        virtual[pp] = max(virtual.get(pp, 1), virtual_stages(args, pp))
+    assert virtual[2] == 1 < virtual[4]
+
+
 def test_sorted_by_memory_the_smallest_comes_first(ask: Ask) -> None:
     peaks = [one["predicted"]["peak_memory_gib"] for one in ask("plan", "llama8b_fp8", "--sort", "memory")]
     assert peaks == sorted(peaks)

@@ -32,7 +32,11 @@ def pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
         .then(switched_off(args, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"))
         .then(Change({"pipeline_model_parallel_size": pp}, {"parallel.pp": str(pp)}))
     )
-    interleaves = pp > 1 and microbatches % pp == 0
+    # Megatron refuses this overlap without virtual stages.
+    plain = size.then(switched_off(args, "overlap_param_gather_with_optimizer_step"))
+    # Without overlap of the transfers, two stages may not interleave, either.
+    fewest = 2 if args.get("overlap_p2p_comm", True) else 3
+    interleaves = pp >= fewest and microbatches % pp == 0
     if hybrid := hybrid_layers(args):
         # The layer pattern states where stages begin. If it does not, stages are even and not virtual.
         pieces = len(hybrid.segments)
@@ -40,7 +44,7 @@ def pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
         if pieces > 1:
             divided = pieces
         if divided % pp == 0 and (pieces <= pp or interleaves):
-            yield size.then(_virtual(1))
+            yield (size if pieces > pp else plain).then(_virtual(1))
         return
     most_virtual = 1
     if interleaves:
@@ -52,10 +56,10 @@ def pipelines(args: Arguments, pp: int, microbatches: int) -> Iterator[Change]:
         # Embedding and loss may each replace a layer. More uneven stages would wait for the largest one.
         if -(-layers // pieces) * pieces > UNEVEN * (layers + 2):
             continue
-        if pp == 1 or (layers % pieces == 0 and not mtp):
-            yield size.then(_virtual(vp))
-        else:
-            yield size.then(_of_layout(stage_layout(layers, mtp, pieces)))
+        split = _virtual(vp)
+        if pp > 1 and (layers % pieces or mtp):
+            split = _of_layout(stage_layout(layers, mtp, pieces))
+        yield (size if vp > 1 else plain).then(split)
 
 
 def _virtual(stages: int) -> Change:
