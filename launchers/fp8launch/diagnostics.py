@@ -16,6 +16,7 @@ ANSWER_IS_NO = 1
 BAD_INPUT = 2
 MACHINE_LACKS = 3
 INTERRUPTED = 130
+CLOSED_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 
 def exit_code(yes: bool) -> int:

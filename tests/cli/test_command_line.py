@@ -87,6 +87,18 @@ def test_numbers_are_finite(fp8launch: Callable[..., Done], arguments: list[str]
     assert "NaN" not in done.stdout
 
 
+@pytest.mark.parametrize("arguments", ["recipes", "check tiny_cpu", "runs --json", "estimate llama8b_fp8"])
+def test_a_closed_pipe_is_not_an_answer(home: Path, arguments: str) -> None:
+    """Click exits with 1 if `head` stops reading, which for `check` means that it found errors."""
+    command = [sys.executable, "-m", "fp8launch", *arguments.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        messages = process.stderr.read().decode()
+    assert process.returncode == 141
+    assert "Traceback" not in messages and "pipe" not in messages
+
+
 def test_help_imports_nothing_heavy(home: Path) -> None:
     code = (
         "import sys; from fp8launch.cli import run; run(['--help'])\n"

@@ -285,6 +285,14 @@ def test_the_last_set_wins_and_values_may_hold_equal_signs(write: Write) -> None
     assert recipe.environment == {"A": "x=y=z"}
 
 
+def test_a_link_to_nothing_is_not_a_typing_error(tmp_path: Path) -> None:
+    """It was answered with "did you mean" and the same name."""
+    link = tmp_path / "my.yaml"
+    link.symlink_to("elsewhere/my.yaml")
+    problem = only(refused(load_recipe, str(link)))
+    assert problem.message == "is a symbolic link to elsewhere/my.yaml, which does not exist"
+
+
 @pytest.mark.parametrize("text", ["model", "", "=", "=3", ".=3", "model.=3", ".model=3", "model..num_layers=3"])
 def test_a_set_without_the_right_form(write: Write, text: str) -> None:
     problem = only(refused(overridden, write, text))
@@ -294,6 +302,7 @@ def test_a_set_without_the_right_form(write: Write, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
+        ("extends=[llama8b_fp8]", "bad-override"),  # it was ignored
         ("modle.num_layers=3", "unknown-key"),
         ("resources.node=3", "unknown-key"),
         ("resources.nodes=many", "bad-value"),

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from fp8launch import __version__, plugin_registry
-from fp8launch.diagnostics import ANSWER_IS_NO, INTERRUPTED, MACHINE_LACKS, Problem, UserError, error
+from fp8launch.diagnostics import ANSWER_IS_NO, CLOSED_PIPE, INTERRUPTED, MACHINE_LACKS, Problem, UserError, error
 from fp8launch.plugin_registry import Command
 
 
@@ -111,10 +111,11 @@ def run(arguments: list[str]) -> int:
 
             show_json({"ok": False, "problems": list(map(Problem.as_json, refusal.problems))})
         return refusal.exit_code
-    except BrokenPipeError:
-        # The reader (head, less) has exited. Without this, Python would report that again when it flushes at exit.
+    except (BrokenPipeError, SystemExit):
+        # The reader (head, less) has exited, for which click exits with 1: "the answer is no". Without a new stdout,
+        # Python would report the closed pipe again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return CLOSED_PIPE
     except OSError:
         return MACHINE_LACKS  # stdout is not writable; stderr already has the message
 

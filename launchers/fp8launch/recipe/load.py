@@ -176,6 +176,10 @@ def find_recipe(name: str) -> Path:
     message = "no such recipe"
     if folder:
         message = "is a folder, not a recipe"
+    else:
+        with contextlib.suppress(OSError, ValueError):
+            message = f"is a symbolic link to {Path(name).readlink()}, which does not exist"
+            fix = "correct the link"
     raise error("recipe-not-found", message, name, fix)
 
 
@@ -326,6 +330,9 @@ def _apply(tree: Node, override: str) -> Node:
     if not sign or not all(steps):
         fix = "write for example --set precision.recipe=bf16"
         raise error("bad-override", "must look like section.key=value", place, fix)
+    if steps == ["extends"]:
+        # The files are merged before the overrides.
+        raise error("bad-override", "'extends' cannot be overridden", place, "write a recipe that extends this one")
     node = parse_yaml(text, place, numbered=False)
     if steps == ["precision", "recipe"]:
         return switch_precision(tree, node)
