@@ -265,7 +265,7 @@ def flag_without_effect(run: ResolvedRun) -> Iterator[Finding]:
             value = run.given.get(flag)
             if value not in (None, run.defaults.get(flag)) and names.satisfy(row["when"]):
                 message = f"{_flag_and_value(flag, value)} has no effect: {row['because']}"
-                yield Finding(message, run.where(flag), "remove it")
+                yield Finding(message, run.where(flag), row.get("fix", "remove it"))
 
 
 def _flag_and_value(flag: str, value: object) -> str:
