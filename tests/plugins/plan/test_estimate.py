@@ -48,6 +48,39 @@ def test_what_is_stated_leaves_the_prediction_as_it_is(recipe: str, capsys: pyte
     assert stated["throughput"]["known"]
 
 
+@pytest.mark.parametrize(
+    ("more", "known"),
+    [
+        ([], True),
+        (["--nodes", "4"], True),
+        (["--set", "train.iterations=900", "--set", "train.lr=1.0e-5"], True),
+        (["--nodes", "4", "--set", "batch.scaling=strong"], False),
+        (["--set", "parallel.cp=2"], False),
+        (["--set", "precision.recipe=bf16"], False),
+        (["--set", "model.num_layers=16"], False),
+        (["--set", "batch.sequence=4096"], False),
+        (["--gpu", "b200"], False),
+    ],
+)
+def test_a_published_speed_is_only_that_of_its_own_settings(
+    capsys: pytest.CaptureFixture[str], more: list[str], known: bool
+) -> None:
+    """GPU-hours, cost and finish were those of the published run, whatever was changed."""
+    found = json.loads(output(capsys, "llama8b_fp8", *more, "--json"))
+    assert found["throughput"]["known"] == known
+    if not known:
+        assert found["step_time_ms"] == pytest.approx(found["predicted"]["step_time_ms"])
+
+
+def test_a_recipe_that_extends_another_has_its_published_speed_only_unchanged(
+    write: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = write("longer.yaml", "extends: llama8b_fp8\nname: longer\ntrain: {iterations: 500}\n")
+    smaller = write("smaller.yaml", "extends: llama8b_fp8\nname: smaller\nmodel: {num_layers: 16}\n")
+    known = [json.loads(output(capsys, recipe, "--json"))["throughput"]["known"] for recipe in (longer, smaller)]
+    assert known == [True, False]
+
+
 def test_text_shows_the_terms_of_a_step(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, recipe, "--set", "parallel.pp=2")
     for words in (
