@@ -87,7 +87,7 @@ def test_what_images_must_be_told_holds_for_every_phase(write: Callable[[str, st
     names = next(line for line in script.splitlines() if "--container-env=" in line)
     assert {"ALL", "SOME", "MORE"} <= set(names.partition("=")[2].strip("' \\").split(","))
     apptainer = batch_script(job(one, Path("/r/x"), "apptainer"))
-    variables = apptainer[apptainer.index("environment=(") : apptainer.index("# All processes meet")]
+    variables = apptainer[apptainer.index("environment=(") : apptainer.index("# All processes rendezvous")]
     prefixed = next(line for line in apptainer.splitlines() if "/#/APPTAINERENV_" in line)
     seen = {}
     for phase in one.phases:

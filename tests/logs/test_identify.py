@@ -28,13 +28,13 @@ CASES = {
     "newlines": (b"\n\n", "it is empty"),
     "binary": (b"PK\x03\x04\0\0\x08", "binary file"),
     "noise": (bytes(range(128, 256)) * 8, "binary file"),
-    "another program": (b"hello\nworld\n", "it is text without iterations; expected"),
+    "another program": (b"hello\nworld\n", "the file has no iteration lines; expected"),
     "cut": (b"hello\nwor", "its last line is cut off"),
     "cut after the arguments": (dump().encode() + b"\n", "ends before the first iteration"),
     "torchtitan": (TORCHTITAN.encode(), "a log of torchtitan"),
     "nanotron": (NANOTRON.encode(), "a log of nanotron"),
     "NeMo 1": (NEMO_1.encode(), "a log of NeMo 1"),
-    "other languages": ("größer\nпривет\n".encode(), "it is text"),
+    "other languages": ("größer\nпривет\n".encode(), "no iteration lines"),
 }
 
 

@@ -139,7 +139,7 @@ def _known(option: str, value: str, known: Iterable[str]) -> None:
     if value not in names:
         fix = did_you_mean(value, names, f"use one of {', '.join(names)}")
         word = option.removeprefix("--")
-        raise error(f"unknown-{word}", f"no {word} '{value}'", option, fix)
+        raise error(f"unknown-{word}", f"unknown {word} '{value}'", option, fix)
 
 
 def _show_parts(parts: Sequence[Part], as_json: bool) -> None:

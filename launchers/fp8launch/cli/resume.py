@@ -34,7 +34,7 @@ from fp8launch.submit.submission import HELD_SECONDS, recover_cut_off
 def resume(name: str, attempts: int, wait: bool) -> int:
     """Continue a stopped run in the same run folder, from its newest complete checkpoint.
 
-    Of a recipe with `stages`, the stopped stage continues, and the later ones follow. Nodes that failed during the run
+    For a recipe with `stages`, the stopped stage continues, and later stages follow. Nodes that failed during the run
     stay excluded. A run that is still running or already complete is refused.
     """
     from fp8launch.submit.resume import resume as resume_run

@@ -56,7 +56,7 @@ class Login(Section):
 class Rehearse(Section):
     """The runs that `submit` rehearses without an option (docs/rehearsal.md)."""
 
-    from_gpu_hours: float = Field(ge=0, description="submit rehearses runs that may cost at least so many GPU-hours")
+    from_gpu_hours: float = Field(ge=0, description="submit rehearses runs that may cost at least this many GPU-hours")
 
 
 class Network(Section):
@@ -129,7 +129,7 @@ class Cluster(Section):
     setup: list[str] = Field(default=[], description="shell lines run on the batch host before the training step")
     env: dict[EnvName, str | int | float] = Field(default={})
     runtime: Runtime | None = None
-    images: dict[str, str] = Field(default={}, description="image name to this site's path or URI of it")
+    images: dict[str, str] = Field(default={}, description="this site's path or URI of each image, by the image's name")
     mounts: list[str] = Field(default=[])
     python: str | None = Field(default=None, description="interpreter of jobs without a container")
     run_root: str | None = Field(default=None, description="folder on the shared file system for run folders")

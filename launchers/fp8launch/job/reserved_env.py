@@ -92,7 +92,7 @@ def _secret_values(node: Node, key: str = "") -> Iterator[Problem]:
         for child in node.value:
             yield from _secret_values(child, key)
     elif isinstance(node.value, str) and (kind := secret_in(node.value)):
-        yield _secret_problem(f"{key} holds {kind}", node.where, _EXPORT)
+        yield _secret_problem(f"{key} contains {kind}", node.where, _EXPORT)
 
 
 _EXPORT = "remove it, export it as a variable in your shell, and list its name under `secrets:`"
@@ -115,7 +115,7 @@ def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
             # `setup` has shell lines. Variables that they assign are judged by name.
             found = [secret_in(str(text), assignments=name == "setup") for text in texts]
             for kind in filter(None, found):
-                yield _secret_problem(f"{place} holds {kind}", f"cluster profile: {place}", _EXPORT)
+                yield _secret_problem(f"{place} contains {kind}", f"cluster profile: {place}", _EXPORT)
 
 
 def _owner_of(name: str) -> str | None:

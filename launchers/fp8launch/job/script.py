@@ -43,7 +43,7 @@ def attempt_places(
     `job_id` is a shell expression for the job's id. `restart` is the variable that counts restarts of this job.
     """
     return [
-        "# A requeued job keeps its id, so each attempt has a log of its own.",
+        "# A requeued job keeps its id, so each attempt has its own log.",
         f"job={job_id}",
         f"attempt=$run_folder/logs/$job-${{{restart}:-0}}",
         *make_folder,
@@ -68,7 +68,7 @@ def end_lines(commands: Sequence[str]) -> list[str]:
     # A local run that is cancelled ends all its processes with SIGTERM.
     acts = "; ".join(f"{command} || true" for command in commands)
     return [
-        "# What follows the end of the run, without changing the exit status.",
+        "# Commands at the end of the run. They do not change the exit status.",
         f"trap 'ended=$?; trap \"\" TERM; {acts}' EXIT",
     ]
 
@@ -98,14 +98,13 @@ def begin_attempt(job: Job) -> list[str]:
     ask = f'$({supervisor(job)} begin "$run_folder" "$attempt") || exit'
     if job.phases:
         lines += [
-            "# Is something left to do? Then until when (the training saves and leaves before Slurm ends the job), and",
-            "# in which phase: that of the newest checkpoint.",
+            "# When must the training save and exit, and which phase is next? Empty if nothing is left to do.",
             f"begun={ask}",
             'read -r FP8LAUNCH_STOP_AT phase <<< "$begun" || true',
         ]
     else:
         lines += [
-            "# Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.",
+            "# When must the training save and exit? Empty if nothing is left to do.",
             f"FP8LAUNCH_STOP_AT={ask}",
         ]
     return [*lines, '[ -n "$FP8LAUNCH_STOP_AT" ] || exit 0', "export FP8LAUNCH_STOP_AT"]
@@ -127,7 +126,7 @@ def start_arguments(job: Job) -> list[str]:
         return []
     tracker = f"{job.survival.checkpoint}/{TRACKER}"
     lines = [
-        "# From the run's own checkpoint as soon as there is one.",
+        "# Load the run's own checkpoint as soon as there is one.",
         f"if [ -s {quote(tracker)} ]; then",
         f"{INDENT}megatron_args+=({' '.join(flag_lines(job.survival.resume))})",
     ]
@@ -154,7 +153,7 @@ def environment_lines(job: Job) -> list[str]:
     They are never set in bash itself, because bash executes the contents of some variables as soon as they are set.
     """
     lines = [
-        "# Environment of the recipe and the cluster, for the processes only: `env` hands it over.",
+        "# Environment of the recipe and the cluster profile. Only the training processes get it, through `env`.",
         *array_lines("environment=", _pairs(job.environment)),
     ]
     lines += [f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"' for name in job.secrets]
@@ -173,7 +172,7 @@ def argument_lines(job: Job, *more: str) -> list[str]:
     """Collect the arguments of the training, followed by the lines `more`."""
     lines = array_lines("megatron_args=", flag_lines(job.arguments))
     if job.phases:
-        lines += ["# And what is the phase's own.", *_phase_cases(job, _phase_arguments)]
+        lines += ["# Add the phase's own arguments.", *_phase_cases(job, _phase_arguments)]
     return [*lines, *more]
 
 
@@ -204,7 +203,7 @@ def health_lines(job: Job, *options: str) -> list[str]:
     else:
         unhealthy.append(f"exit {UNHEALTHY}")
     return [
-        "# One sick node stops or slows all others, so each is looked at first.",
+        "# One unhealthy node stops or slows all others, so every node is checked first.",
         f'if ! {look} 2>&1 | tee -a "$attempt.log"; then',
         *indented(unhealthy),
         "fi",
@@ -221,7 +220,7 @@ def training_step(command: Sequence[Sequence[Word]], redirect: str = "", after: 
         "status=0",
         f"{lines} {redirect}".rstrip() + " || status=$?",
         *after,
-        "# A process may still abort on its way out, once everything is written.",
+        "# A process may still abort while it exits, after everything is written.",
         f'[ "$status" = 0 ] || ! grep -qsF {quote(ALL_WRITTEN)} "$attempt.log" || status=0',
         'echo "$status" > "$attempt.exit" || true',
         'exit "$status"',

@@ -34,16 +34,16 @@ def why_no_iterations(path: Path) -> str:
     if not data.strip():
         found = "it is empty"
     elif b"\0" in data or text.count("\ufffd") > _MOST_UNREADABLE * len(text):
-        return f"it is a binary file; expected is text with {EXPECTED}"
+        return f"it is a binary file; expected text with {EXPECTED}"
     elif program := _program_of(text):
         found = f"it is a log of {program}, which is not read"
     elif _ARGUMENTS in text:
         found = "it has Megatron's arguments, but ends before the first iteration"
     else:
-        found = "it is text without iterations"
+        found = "the file has no iteration lines"
     if data.strip() and len(data) < _LOOKED_AT and not data.endswith(b"\n"):
         found += ", and its last line is cut off"
-    return f"{found}; expected are lines like {EXPECTED}"
+    return f"{found}; expected lines like {EXPECTED}"
 
 
 def _start_of(path: Path) -> bytes:

@@ -146,10 +146,10 @@ def local_script(job: Job) -> str:
 def _supervised(job: Job, step: list[str]) -> list[str]:
     """Return a step with its supervisor. For another attempt this script runs itself again, in the same process."""
     return [
-        "# A log that stops growing ends the training, and old checkpoints go as new ones come.",
+        "# End the training if its log stops growing, and remove old checkpoints once newer ones are complete.",
         watch_attempt(job),
         *step[:-1],
-        "# Done, or another attempt, or the end of it.",
+        "# Decide what happens next: nothing, another attempt, or a stop.",
         f'again=$({supervisor(job)} end "$run_folder" "$attempt" "$status") || exit',
         '[ -n "$again" ] || exit "$status"',
         "export FP8LAUNCH_START=$((${FP8LAUNCH_START:-0} + 1))",

@@ -201,7 +201,7 @@ class _Git:
 
     def _why_left_out(self, name: str, committed_bytes: int) -> str | None:
         if holds_credentials(name):
-            return "a file of this name holds credentials"
+            return "a file with this name contains credentials"
         try:
             size = (self.top / name).lstat().st_size
         except OSError:

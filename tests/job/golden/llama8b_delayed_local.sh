@@ -5,7 +5,7 @@ set -euo pipefail
 run_folder=/shared/runs/llama8b_fp8-20260101-120000-ab12
 code=$run_folder/code/fp8launch/injob
 python=/opt/venv/bin/python
-# A requeued job keeps its id, so each attempt has a log of its own.
+# A requeued job keeps its id, so each attempt has its own log.
 job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
@@ -13,12 +13,12 @@ cd "$run_folder"
 
 # A resume unpickles the state of delayed scaling, but only of checkpoints that nobody else can write to.
 umask go-w
-# Is something left to do? Then until when: the training saves and leaves before Slurm ends the job.
+# When must the training save and exit? Empty if nothing is left to do.
 FP8LAUNCH_STOP_AT=$("$python" "$code/supervisor/supervisor.py" begin "$run_folder" "$attempt") || exit
 [ -n "$FP8LAUNCH_STOP_AT" ] || exit 0
 export FP8LAUNCH_STOP_AT
 
-# Environment of the recipe and the cluster, for the processes only: `env` hands it over.
+# Environment of the recipe and the cluster profile. Only the training processes get it, through `env`.
 environment=(
     PYTHONUNBUFFERED=1
     FP8LAUNCH_DEVICE=cuda
@@ -104,7 +104,7 @@ megatron_args=(
     --exit-signal-handler
 )
 
-# From the run's own checkpoint as soon as there is one.
+# Load the run's own checkpoint as soon as there is one.
 if [ -s /shared/runs/llama8b_fp8-20260101-120000-ab12/checkpoints/latest_checkpointed_iteration.txt ]; then
     megatron_args+=(--load checkpoints)
     # Transformer Engine loads the state of delayed scaling only from a trusted checkpoint. What the
@@ -113,7 +113,7 @@ if [ -s /shared/runs/llama8b_fp8-20260101-120000-ab12/checkpoints/latest_checkpo
     environment=(${trusted:+"$trusted"} "${environment[@]}")
 fi
 
-# A log that stops growing ends the training, and old checkpoints go as new ones come.
+# End the training if its log stops growing, and remove old checkpoints once newer ones are complete.
 "$python" "$code/supervisor/supervisor.py" watch "$run_folder" "$attempt" &
 status=0
 env "${environment[@]}" \
@@ -124,10 +124,10 @@ if [ "$status" = 137 ]; then
     sleep 2
     echo "fp8launch: killed: exit status 137 (SIGKILL)" >> "$attempt.log" || true
 fi
-# A process may still abort on its way out, once everything is written.
+# A process may still abort while it exits, after everything is written.
 [ "$status" = 0 ] || ! grep -qsF 'fp8launch: the training is over, and everything is written' "$attempt.log" || status=0
 echo "$status" > "$attempt.exit" || true
-# Done, or another attempt, or the end of it.
+# Decide what happens next: nothing, another attempt, or a stop.
 again=$("$python" "$code/supervisor/supervisor.py" end "$run_folder" "$attempt" "$status") || exit
 [ -n "$again" ] || exit "$status"
 export FP8LAUNCH_START=$((${FP8LAUNCH_START:-0} + 1))

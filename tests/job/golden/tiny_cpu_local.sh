@@ -5,13 +5,13 @@ set -euo pipefail
 run_folder=/shared/runs/tiny_cpu-20260101-120000-ab12
 code=$run_folder/code/fp8launch/injob
 python=/opt/venv/bin/python
-# A requeued job keeps its id, so each attempt has a log of its own.
+# A requeued job keeps its id, so each attempt has its own log.
 job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
-# Environment of the recipe and the cluster, for the processes only: `env` hands it over.
+# Environment of the recipe and the cluster profile. Only the training processes get it, through `env`.
 environment=(
     PYTHONUNBUFFERED=1
     FP8LAUNCH_DEVICE=cpu
@@ -80,7 +80,7 @@ if [ "$status" = 137 ]; then
     sleep 2
     echo "fp8launch: killed: exit status 137 (SIGKILL)" >> "$attempt.log" || true
 fi
-# A process may still abort on its way out, once everything is written.
+# A process may still abort while it exits, after everything is written.
 [ "$status" = 0 ] || ! grep -qsF 'fp8launch: the training is over, and everything is written' "$attempt.log" || status=0
 echo "$status" > "$attempt.exit" || true
 exit "$status"

@@ -5,20 +5,19 @@ set -euo pipefail
 run_folder=/shared/runs/tiny_cpu-20260101-120000-ab12
 code=$run_folder/code/fp8launch/injob
 python=/opt/venv/bin/python
-# A requeued job keeps its id, so each attempt has a log of its own.
+# A requeued job keeps its id, so each attempt has its own log.
 job=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-local}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 attempt=$run_folder/logs/$job-${FP8LAUNCH_START:-0}
 mkdir -p "$run_folder/logs"
 cd "$run_folder"
 
-# Is something left to do? Then until when (the training saves and leaves before Slurm ends the job), and
-# in which phase: that of the newest checkpoint.
+# When must the training save and exit, and which phase is next? Empty if nothing is left to do.
 begun=$("$python" "$code/supervisor/supervisor.py" begin "$run_folder" "$attempt") || exit
 read -r FP8LAUNCH_STOP_AT phase <<< "$begun" || true
 [ -n "$FP8LAUNCH_STOP_AT" ] || exit 0
 export FP8LAUNCH_STOP_AT
 
-# Environment of the recipe and the cluster, for the processes only: `env` hands it over.
+# Environment of the recipe and the cluster profile. Only the training processes get it, through `env`.
 environment=(
     PYTHONUNBUFFERED=1
     FP8LAUNCH_DEVICE=cpu
@@ -87,7 +86,7 @@ megatron_args=(
     --no-persist-layer-norm
     --exit-signal-handler
 )
-# And what is the phase's own.
+# Add the phase's own arguments.
 case "$phase" in
 warmup)
     megatron_args+=(
@@ -108,12 +107,12 @@ cool-down)
     ;;
 esac
 
-# From the run's own checkpoint as soon as there is one.
+# Load the run's own checkpoint as soon as there is one.
 if [ -s /shared/checkpoints/tiny/latest_checkpointed_iteration.txt ]; then
     megatron_args+=(--load /shared/checkpoints/tiny)
 fi
 
-# A log that stops growing ends the training, and old checkpoints go as new ones come.
+# End the training if its log stops growing, and remove old checkpoints once newer ones are complete.
 "$python" "$code/supervisor/supervisor.py" watch "$run_folder" "$attempt" &
 status=0
 env "${environment[@]}" \
@@ -124,10 +123,10 @@ if [ "$status" = 137 ]; then
     sleep 2
     echo "fp8launch: killed: exit status 137 (SIGKILL)" >> "$attempt.log" || true
 fi
-# A process may still abort on its way out, once everything is written.
+# A process may still abort while it exits, after everything is written.
 [ "$status" = 0 ] || ! grep -qsF 'fp8launch: the training is over, and everything is written' "$attempt.log" || status=0
 echo "$status" > "$attempt.exit" || true
-# Done, or another attempt, or the end of it.
+# Decide what happens next: nothing, another attempt, or a stop.
 again=$("$python" "$code/supervisor/supervisor.py" end "$run_folder" "$attempt" "$status") || exit
 [ -n "$again" ] || exit "$status"
 export FP8LAUNCH_START=$((${FP8LAUNCH_START:-0} + 1))

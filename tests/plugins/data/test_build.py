@@ -248,11 +248,11 @@ def test_another_dataset_is_replaced_only_when_asked(tmp_path: Path) -> None:
     [
         (["absent.jsonl"], 2, "there is no file or folder absent.jsonl"),
         (["a.xyz"], 2, "set --format jsonl|text|lines|parquet|arrow"),
-        (["empty"], 2, "holds no file"),
+        (["empty"], 2, "contains no file"),
         (["a.jsonl", "--out", "o.bin"], 2, "--out is the part of the names before .bin and .idx"),
         (["a.jsonl", "--out", "empty"], 2, "is a folder"),
         (["a.jsonl", "--tokenizer", "./nothing"], 2, "there is no tokenizer ./nothing"),
-        (["a.jsonl", "--tokenizer", "empty"], 2, "holds none of tokenizer.json"),
+        (["a.jsonl", "--tokenizer", "empty"], 2, "contains none of tokenizer.json"),
         (["a.jsonl", "--tokenizer", "ids"], 2, "add --vocab-size"),
         (["a.jsonl", "--tokenizer", "broken.json"], 2, "is not a tokenizer"),
         (["a.jsonl", "--vocab-size", "100"], 2, "the end of document has id 256"),

@@ -282,7 +282,7 @@ def test_without_a_tool_the_way_out_is_told(machine: Machine) -> None:
     machine.env["PATH"] = str(machine.bin)
     done = machine.run("nemo-26.04")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "needs enroot or apptainer" in done.stderr and "srun" in done.stderr
+    assert "needs enroot, apptainer or singularity" in done.stderr and "srun" in done.stderr
 
 
 @pytest.mark.parametrize(

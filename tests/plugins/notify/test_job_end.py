@@ -125,7 +125,7 @@ def test_a_variable_that_does_not_reach_the_job(hook: Hook, monkeypatch: pytest.
     monkeypatch.setenv("MY_WEBHOOK", "file:///etc/s3cr3t")
     folder = hook.submit(prints())
     said = hook.ended(folder)
-    assert "the variable MY_WEBHOOK does not hold the address of a webhook" in said and "s3cr3t" not in said
+    assert "the variable MY_WEBHOOK does not contain the address of a webhook" in said and "s3cr3t" not in said
     assert hook.messages == []
 
 

@@ -276,7 +276,7 @@ def test_where_megatron_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_megatron("0.18") == cache_folder() / "0.18.2"
     assert find_megatron("0.17") is None
     assert find_megatron("0.19", older) == older
-    with pytest.raises(UserError, match=r"holds no Megatron-Core 0\.18"):
+    with pytest.raises(UserError, match=r"contains no Megatron-Core 0\.18"):
         find_megatron("0.18", older)
 
 

@@ -121,7 +121,7 @@ def tp_overlap_dimension(run: ResolvedRun) -> Iterator[Finding]:
             yield Finding(message, run.where(*width.dests), f"make it a multiple of {step * width.parts}")
     found = tokens(run)
     if found is not None and found[1] % step:
-        message = f"a rank holds {found[1]} tokens of a micro batch, {needs}"
+        message = f"a rank has {found[1]} tokens of a micro batch, {needs}"
         yield Finding(message, run.where("seq_length"), f"make batch.sequence a multiple of {step * run.layout.tp}")
 
 

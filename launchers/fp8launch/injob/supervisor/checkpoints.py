@@ -113,7 +113,7 @@ def _damage(checkpoint: Path) -> str | None:
         return _torn_distributed(checkpoint)
     parts = sorted(checkpoint.glob("mp_rank_*/*.pt"))
     if not parts:
-        return "holds no checkpoint (no .metadata)"
+        return "contains no checkpoint (no .metadata)"
     broken = [part.name for part in parts if not _is_zip(part)]
     return f"holds {broken[0]}, which is cut short" if broken else None
 

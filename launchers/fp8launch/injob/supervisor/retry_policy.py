@@ -44,7 +44,7 @@ MEANS = {
 }
 
 WHY_STOP = {
-    "cancelled": "somebody cancelled the job; `fp8launch resume` continues it",
+    "cancelled": "someone cancelled the job; `fp8launch resume` continues it",
     "disk-full": "the disk would be full again; free disk space, then `fp8launch resume`",
     "pickled-state": "Transformer Engine does not trust the checkpoint; `fp8launch parse` says how to continue",
     "unhealthy-training": "`health.actions` stop the run; `fp8launch resume` continues it",

@@ -451,7 +451,7 @@ ADVISORIES: tuple[Advisory, ...] = (
         affected=TO_0_19,
         effect="a resumed run scales weights by the largest value on the first TP rank, so larger ones on other ranks "
         "are cut off for a step (measured with TP 2: moments differ by up to 3.5 % two steps after a resume)",
-        fix="leave precision.param_gather out, or use tensorwise, which stores no scales",
+        fix="remove precision.param_gather, or use tensorwise, which stores no scales",
         source=f"{ML}/blob/core_v0.19.0/megatron/core/transformer/utils.py",
         settings=("fp8_param_gather", "tensor_model_parallel_size"),
     ),
@@ -521,7 +521,7 @@ ADVISORIES: tuple[Advisory, ...] = (
         id="fully-reshardable-buckets",
         when=(
             "fully reshardable checkpoints with overlapped gradient reduction and padded buckets: DP x CP not a power "
-            "of two or above 128, sizes that are no multiple of 128, or ddp_pad_buckets_for_high_nccl_busbw"
+            "of two or above 128, sizes that are not multiples of 128, or ddp_pad_buckets_for_high_nccl_busbw"
         ),
         applies=lambda run: (
             run.on("dist_ckpt_optim_fully_reshardable")
@@ -530,7 +530,7 @@ ADVISORIES: tuple[Advisory, ...] = (
             and fully_reshardable_shifts(run.arguments, run.layout)
         ),
         affected=TO_0_19,
-        effect="checkpoints hold shifted master weights and moments behind the first padded bucket",
+        effect="checkpoints hold shifted master weights and moments after the first padded bucket",
         fix="remove dist_ckpt_optim_fully_reshardable, or overlap_grad_reduce",
         source=f"{ML}/pull/5077",
         settings=("dist_ckpt_optim_fully_reshardable", "overlap_grad_reduce", "hidden_size", "DP"),

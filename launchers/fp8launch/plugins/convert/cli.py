@@ -43,7 +43,7 @@ from fp8launch.submit.submit import single, submit_run
 _TOKEN = "HF_TOKEN"
 _size = click.IntRange(min=1)
 _job_options: tuple[Callable[[Any], Any], ...] = (
-    click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the result (default: the model's)."),
+    click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Output type (default: the model's)."),
     click.option("--tp", type=_size, default=1, help="Tensor parallel size of the conversion (default: 1)."),
     click.option("--pp", type=_size, default=1, help="Pipeline parallel size of the conversion (default: 1)."),
     click.option("--ep", type=_size, default=1, help="Expert parallel size of the conversion (default: 1)."),

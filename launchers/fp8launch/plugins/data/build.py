@@ -119,7 +119,7 @@ def _clear(folder: Path) -> None:
     paths = [path for path in folder.iterdir() if path.name != ".lock"]
     for path in paths:
         if not _OWN_NAMES.fullmatch(path.name) or not path.is_file():
-            message = f"{folder}, the folder of the build, holds {path.name}, which no build wrote"
+            message = f"{folder}, the folder of the build, contains {path.name}, which no build wrote"
             raise error("data-folder", message, str(folder), "move it away, or choose another --out", ANSWER_IS_NO)
     for path in paths:
         path.unlink()

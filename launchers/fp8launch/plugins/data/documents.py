@@ -267,7 +267,7 @@ def _from_value(value: Any, place: Document, reading: Reading) -> Document | Bad
         try:
             value.encode()
         except UnicodeEncodeError:
-            return place.bad("invalid-utf8", "it holds half of a surrogate pair")
+            return place.bad("invalid-utf8", "it contains half of a surrogate pair")
     if not value:
         return place.bad("empty")
     return place._replace(content=value)

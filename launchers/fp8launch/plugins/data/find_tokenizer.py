@@ -72,7 +72,7 @@ def tokenizer_file(text: str) -> Path:
     if path.is_dir():
         inside = _file_in(path)
         if inside is None:
-            message = f"{text} holds none of tokenizer.json, tokenizer.model and *.tiktoken"
+            message = f"{text} contains none of tokenizer.json, tokenizer.model and *.tiktoken"
             raise error("data-tokenizer", message, "--tokenizer", "name the file of the tokenizer")
         return inside
     if text.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(text):

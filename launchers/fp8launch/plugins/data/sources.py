@@ -75,7 +75,7 @@ def find_files(sources: Iterable[str], form: Format | None, patterns: Sequence[s
             inside = _saved_dataset(path) or _below(path, form, patterns)
             if not inside:
                 wanted = ", ".join(patterns) or ", ".join(SUFFIXES)
-                raise error("data-source", f"{source} holds no file {wanted}", source, "name files, or use --glob")
+                raise error("data-source", f"{source} contains no file {wanted}", source, "name files, or use --glob")
             found += [_file(each, form) for each in inside]
         elif path.is_file():
             found.append(_file(path, form))
@@ -90,7 +90,7 @@ def _saved_dataset(folder: Path) -> list[Path]:
         splits = sorted(state.parent for state in folder.glob("*/state.json"))
         names = ", ".join(split.name for split in splits)
         fix = f"name {' or '.join(map(str, splits))}"
-        raise error("data-source", f"{folder} holds several splits: {names}", str(folder), fix)
+        raise error("data-source", f"{folder} contains several splits: {names}", str(folder), fix)
     state = folder / "state.json"
     if not state.is_file():
         return []

@@ -49,7 +49,7 @@ BAR = 30
     help="Throughput in tokens/s/GPU, for GPU-hours.",
 )
 @click.option(
-    "--tokens", type=FiniteRange(min=0, min_open=True), help="Tokens to train, such as 15e12, for cost and finish."
+    "--tokens", type=FiniteRange(min=0, min_open=True), help="Tokens to train, such as 15e12, for cost and end."
 )
 @cluster_option
 @json_option

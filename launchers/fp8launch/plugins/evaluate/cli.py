@@ -32,7 +32,7 @@ _size = click.IntRange(min=1)
 
 @click.command()
 @click.argument("source", metavar="RUN|DIR|MODEL", shell_complete=complete.runs)
-@click.option("--tasks", metavar="A,B", help="Tasks of lm-eval (none: show known results).")
+@click.option("--tasks", metavar="A,B", help="Tasks of lm-eval; omit to show results.")
 @click.option(
     "--task-folder", type=click.Path(path_type=Path, exists=True), help="Folder with your own tasks (*.yaml)."
 )
@@ -44,7 +44,7 @@ _size = click.IntRange(min=1)
 @click.option("--limit", type=_size, metavar="N", help="Questions per task (default: all).")
 @click.option("--batch-size", type=_size, metavar="N", default=1, help="Questions at once (default: 1).")
 @click.option("--max-length", type=_size, metavar="N", help="Longest input, in tokens.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of the weights (default: the model's).")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Weight type (default: the model's).")
 @click.option("--engine", type=click.Choice(["hf", "megatron"]), default="hf", help="lm-eval's backend (default: hf).")
 @click.option("--tp", type=_size, metavar="N", default=1, help="Tensor parallel size (megatron).")
 @click.option("--pp", type=_size, metavar="N", default=1, help="Pipeline parallel size (megatron).")

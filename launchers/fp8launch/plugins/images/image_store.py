@@ -28,6 +28,7 @@ from fp8launch.cluster.images import pinned
 from fp8launch.diagnostics import ANSWER_IS_NO, MACHINE_LACKS, error
 from fp8launch.injob.regular_files import open_regular, read_regular
 from fp8launch.secrets import HIDDEN, redacted, secret_in
+from fp8launch.wording import joined
 
 Kind = Literal["sqsh", "sif"]
 Say = Callable[[str], None]
@@ -62,7 +63,7 @@ def tool_for(kind: Kind | None) -> tuple[Kind, str]:
     for program, (makes, _) in kinds.items():
         if kind in (None, makes) and (found := shutil.which(program)):
             return makes, found
-    needed = " or ".join(program for program, (makes, _) in kinds.items() if kind in (None, makes))
+    needed = joined([program for program, (makes, _) in kinds.items() if kind in (None, makes)], "or")
     raise error(
         "no-import-tool",
         f"importing an image needs {needed}, which this machine does not have",

@@ -23,7 +23,7 @@ from fp8launch.recipe.yaml_source import MAX_BYTES
 )
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="Variable with which the script is started.")
 def import_(file: str, arguments: tuple[str, ...], megatron: str | None, env: tuple[str, ...]) -> int:
-    """Turn a Megatron argument list, or the launch script that holds one, into a recipe on stdout.
+    """Turn a Megatron argument list, or a launch script that contains one, into a recipe on stdout.
 
     Nothing in it is executed. Whatever cannot be imported is reported on stderr and noted in the recipe. ARGs are the
     script's own arguments, its $1, $2 and so on.

@@ -58,7 +58,7 @@ _FORMATS = (
         lambda tree, text: {"defaults", "stages"} <= set(tree),
     ),
     _Format(
-        "is a file for Megatron-LM's --yaml-cfg, which holds fields of its configuration classes, not its arguments",
+        "is a file for Megatron-LM's --yaml-cfg, which contains fields of its configuration classes, not its arguments",
         "import a launch script or an argument list that trains the same; a log of such a run prints all arguments",
         lambda tree, text: {"language_model", "model_parallel"} <= set(tree),
     ),

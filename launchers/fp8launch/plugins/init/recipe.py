@@ -32,7 +32,7 @@ from fp8launch.rundir.atomic_io import write_atomically
 _options = (
     click.option("--gpu", type=click.Choice(tuple(GPUS)), help="GPU model of the nodes."),
     click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1)."),
-    click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs per node (default: as in a usual node)."),
+    click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs per node (default: usual for the GPU)."),
     click.option("--data", "data", multiple=True, metavar="PREFIX", help="Indexed dataset, without .bin; repeatable."),
     click.option("--tokenizer", metavar="DIR", help="Folder of the Hugging Face tokenizer of the data."),
     click.option("--precision", type=click.Choice(precision_names()), help="Precision (default: what suits the GPU)."),

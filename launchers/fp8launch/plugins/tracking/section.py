@@ -69,8 +69,8 @@ class Tracking(Section):
     tensorboard: TensorBoard | None = None
     python: str | None = Field(
         default=None,
-        description="Python on the first node that has the libraries of W&B and MLflow; by default the job's own "
-        "without a container, if it has them, else the one that fp8launch runs in",
+        description="Python on the first node with the W&B and MLflow libraries; by default the job's own if it has "
+        "them and there is no container, else the Python that runs fp8launch",
     )
 
     @property

@@ -52,13 +52,13 @@ from fp8launch.submit.destination import destination, time_override
 @with_options(set_option)
 @click.option("--knobs", "wanted", metavar="A,B", help="Knobs to try (--dry-run lists them).")
 @click.option("--numerics", type=click.Choice(["keep", "allow"]), default="keep", show_default=True,
-              help="Allow another FP8 scaling and the like.")  # fmt: skip
+              help="allow: also change numerics, such as FP8 scaling.")  # fmt: skip
 @click.option("--budget", type=FiniteRange(min=0, min_open=True), metavar="GPU-HOURS",
               help="GPU-hours for all trials.")  # fmt: skip
 @click.option("--minutes", type=FiniteRange(min=0, min_open=True), metavar="M",
               help="Minutes for this command.")  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), metavar="K",
-              help=f"Trials that this search may run (default: {TRIALS} without --budget and --minutes).")  # fmt: skip
+              help=f"Maximum number of trials (default: {TRIALS} without --budget and --minutes).")  # fmt: skip
 @click.option("--iterations", type=click.IntRange(min=8), metavar="N", help="Iterations of a trial (10 or 12).")
 @click.option("--global-batch", type=click.IntRange(min=1), metavar="N", help="Sequences per step of a trial.")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the best settings as a recipe.")

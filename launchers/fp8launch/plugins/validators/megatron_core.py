@@ -67,7 +67,7 @@ def find_megatron(version: str, path: Path | None = None) -> Path | None:
         if found is None:
             raise error(
                 "megatron-path",
-                f"{path} holds no Megatron-Core {version}",
+                f"{path} contains no Megatron-Core {version}",
                 fix="name a wheel of megatron-core, or a folder that holds its megatron package",
             )
         return found

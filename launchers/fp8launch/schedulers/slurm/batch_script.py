@@ -42,18 +42,18 @@ _RESTART = "SLURM_RESTART_COUNT"
 # Parts of a portable script.
 _PORTABLE_RUN = '"$code/slurm/portable_run.py"'
 _HOW_TO_SUBMIT = [
-    "# Submit it from the top of a checkout of fp8launch: sbatch slurm/NAME.sbatch. Account, partition and",
-    "# the like: on sbatch's command line, or as #SBATCH lines below these.",
+    "# Submit from the top of an fp8launch checkout: sbatch slurm/NAME.sbatch. Set the account,",
+    "# the partition and other options on the command line, or in #SBATCH lines below these.",
 ]
 _MORE_ARGUMENTS = [
-    "# What follows the script's name on sbatch's command line goes to Megatron too, and wins.",
+    "# Arguments after the script's name on sbatch's command line go to Megatron and override these.",
     'megatron_args+=("$@")',
 ]
 # The run folder must not belong to another run, and must not be a link.
 _MAKE_RUN_FOLDER = [
-    "# Nobody else may change what this job writes, whatever the umask of the shell that submitted it.",
+    "# Only you can change what this job writes, whatever the umask of the submitting shell.",
     "umask go-w",
-    "# Slurm reuses job numbers: a new job never uses a folder that is there. A requeued job finds its own.",
+    "# Slurm reuses job ids, so a new job never uses an existing folder. A requeued job finds its own.",
     'if [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ -L "$run_folder" ] || [ ! -O "$run_folder" ]; then',
     f'{INDENT}if ! (mkdir -p "$runs" && mkdir "$run_folder"); then',
     f'{2 * INDENT}echo "fp8launch: fix: set FP8LAUNCH_RUNS to another folder that you can write to" >&2',
@@ -91,7 +91,7 @@ def array_script(options: Iterable[tuple[str, str | None]], tasks: str) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# A job array: runs that ask Slurm for the same and differ in values. {AUTHOR}",
+            f"# A job array: runs with the same resources and different values. {AUTHOR}",
             *sbatch_lines(options),
             "",
             "set -euo pipefail",
@@ -122,7 +122,7 @@ def _find_places(job: Job) -> list[str]:
     """Find a checkout of fp8launch, the future run folder, and Python, for a portable script."""
     lines = [
         "set -euo pipefail",
-        "# sbatch runs a copy of this script elsewhere, so places come from where it was submitted.",
+        "# sbatch runs a copy of this script, so paths are relative to the folder where it was submitted.",
         "home=${FP8LAUNCH_HOME:-$SLURM_SUBMIT_DIR}",
         "code=$home/launchers/fp8launch/injob",
         "runs=${FP8LAUNCH_RUNS:-runs}",
@@ -169,7 +169,7 @@ def _record_run(job: Job) -> list[str]:
 
 def _rendezvous() -> list[str]:
     return [
-        "# All processes meet at the first node of this job's own list, on a port of this job's own.",
+        "# All processes rendezvous on the job's first node, on a port derived from the job id.",
         'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "export MASTER_ADDR=${hosts[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
     ]
@@ -216,9 +216,9 @@ def _step(job: Job) -> list[str]:
     if job.survival is None:
         return lines
     return [
-        "# A log that stops growing ends the training.",
+        "# End the training if its log stops growing.",
         watch_attempt(job),
         *lines[:-1],
-        "# Done, or another attempt, or the end of it.",
+        "# Decide what happens next: nothing, another attempt, or a stop.",
         end_attempt(job),
     ]

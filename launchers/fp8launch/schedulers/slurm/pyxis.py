@@ -38,7 +38,7 @@ def remove_left_containers(job: Job) -> list[str]:
     if not uses_pyxis(job):
         return []
     return [
-        "# pyxis names containers by the job's number: what an earlier start left has the name that this one needs.",
+        "# pyxis names containers after the job id: one left by an earlier start has the name that this one needs.",
         'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then',
         INDENT + _REMOVE_CONTAINERS,
         "fi",

@@ -153,10 +153,10 @@ def _already_built(plan: ChatPlan, tokenizer: ChatTokenizer, overwrite: bool) ->
         return manifest
     others = sorted(names - set(_OWN))
     if others:
-        message = f"{plan.out} holds {others[0]}, which no build of conversations wrote"
+        message = f"{plan.out} contains {others[0]}, which no build of conversations wrote"
         raise error("data-folder", message, "--out", "choose another folder", ANSWER_IS_NO)
     if names and not overwrite:
-        message = f"{plan.out} already holds conversations, from other input or another program"
+        message = f"{plan.out} already contains conversations, from other input or another program"
         raise error("data-exists", message, "--out", "choose another folder, or add --overwrite", ANSWER_IS_NO)
     return None
 

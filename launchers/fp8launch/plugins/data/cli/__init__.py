@@ -9,7 +9,7 @@ from fp8launch.plugins.data.cli.subcommands import Subcommands
 COMMANDS = {
     "build": "tokenize text, or conversations, into a dataset that Megatron reads",
     "tokenizer": "train a small tokenizer on text",
-    "inspect": "show what a dataset holds, and verify its files",
+    "inspect": "show a dataset's contents, and verify its files",
     "split": "divide a dataset by documents, for training and validation",
     "sample": "continue a text with a trained model",
     "blend": "print the weights and epochs of several datasets in one run",

@@ -10,7 +10,7 @@ import click
 from fp8launch.plugins.data.sources import FORMATS
 
 _OPTIONS = (
-    click.option("--field", default="text", help="Field or column that holds the text (default: text)."),
+    click.option("--field", default="text", help="Field or column with the text (default: text)."),
     click.option(
         "--format",
         "form",

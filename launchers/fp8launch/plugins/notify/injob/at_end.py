@@ -81,7 +81,7 @@ def notify(folder: Path, attempt: str, status: int, variable: str, when: str) ->
         return
     url = os.environ.get(variable, "")
     if not ADDRESS.fullmatch(url):
-        why = "does not hold the address of a webhook" if url else "did not reach the job"
+        why = "does not contain the address of a webhook" if url else "did not reach the job"
         say(f"no notification was sent: the variable {variable} {why}")
         return
     record = record_of(folder, end.attempt)
