@@ -219,14 +219,12 @@ def holds_credentials(path: str) -> bool:
 # --- secrets of this shell --------------------------------------------------------------------------------------------
 
 
-def secrets_of(declared: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def secrets_of(declared: Iterable[str]) -> dict[str, str]:
     """Return the secrets of this shell by variable: the declared ones, and variables with the name of a secret."""
-    if environment is None:
-        environment = os.environ
     stated = set(declared)
     found = {}
-    for name in sorted({*stated, *filter(names_a_secret, environment)}):
-        value = environment.get(name, "")
+    for name in sorted({*stated, *filter(names_a_secret, os.environ)}):
+        value = os.environ.get(name, "")
         if _can_be_found(value, name in stated):
             found[name] = value
     return found

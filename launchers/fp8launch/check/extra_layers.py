@@ -35,18 +35,6 @@ class LayerRequest:
     asked_by: str
 
 
-def _no_profile(run: Prepared, cluster: Cluster) -> bool:
-    return False
-
-
-def _no_notes(reports: Sequence[Any]) -> Sequence[str]:
-    return []
-
-
-def _no_verdict(reports: Sequence[Any]) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class ExtraLayer:
     """A check layer of a plugin. Its name in the registry becomes the option, such as `--rehearse`.
@@ -70,9 +58,9 @@ class ExtraLayer:
     run: Callable[[LayerRequest], list[CheckResult]]
     runs_scripts: bool = False
     profile_field: str = ""
-    wanted: Callable[[Prepared, Cluster], bool] = _no_profile
-    notes: Callable[[Sequence[Any]], Sequence[str]] = _no_notes
-    verdict: Callable[[Sequence[Any]], str] = _no_verdict
+    wanted: Callable[[Prepared, Cluster], bool] = lambda run, cluster: False
+    notes: Callable[[Sequence[Any]], Sequence[str]] = lambda reports: ()
+    verdict: Callable[[Sequence[Any]], str] = lambda reports: ""
 
 
 def extra_layers() -> dict[str, ExtraLayer]:

@@ -27,10 +27,6 @@ CODES: Mapping[str, Severity] = {
 }
 
 
-def _nothing(fired: Sequence[Rule]) -> Iterable[Problem]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Validation:
     """The result of an engine's validators for a run.
@@ -40,7 +36,7 @@ class Validation:
     """
 
     state: str
-    problems: Callable[[Sequence[Rule]], Iterable[Problem]] = _nothing
+    problems: Callable[[Sequence[Rule]], Iterable[Problem]] = lambda fired: ()
     lacking: bool = False
 
 

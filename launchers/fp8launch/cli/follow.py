@@ -28,6 +28,7 @@ from fp8launch.untyped import as_int
 LOST_SECONDS = 120.0
 # Enough for the last frames and the exception. The frames above them belong to launchers.
 TRACEBACK_LINES = 12
+END_LINES = 15
 
 
 def wait_for(run: RunFolder, scheduler: Scheduler, listeners: Sequence[RunListener], brief: bool = False) -> bool:
@@ -183,9 +184,9 @@ def show_failure(run: RunFolder, report: RunReport | None) -> None:
         show_end(run)  # the recognized line only says that something failed, not what
 
 
-def show_end(run: RunFolder, count: int = 15) -> None:
+def show_end(run: RunFolder) -> None:
     """Show the last lines of a run's log and of its batch script's output."""
     for path in run.logs()[-1:] + run.batch_output()[-1:]:
-        text = last_lines(path, count)
+        text = last_lines(path, END_LINES)
         if text:
             eprint(f"--- end of {path}\n{text}")

@@ -12,32 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, StringConstraints
+from pydantic import Field, PrivateAttr
 
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem, did_you_mean, error
 from fp8launch.injob.ownership import why_others_may_change
-from fp8launch.recipe.field_types import PATTERNS_IN_WORDS, EnvName, LaunchMode, Positive, RuleCode
+from fp8launch.recipe.field_types import EnvName, LaunchMode, Positive, RuleCode, matching
 from fp8launch.recipe.sections import Section
 from fp8launch.recipe.yaml_source import numbers_as_written, read_yaml
 
 # A value in a `#SBATCH` line: one word without quotes or control characters.
-_OPTION_NAME = r"^[a-z][a-z0-9-]*$"
-_OPTION = r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$"
-_OPTION_TEXT = r"^[^\x00-\x1f\x7f\\]+$"
-_HOST = r"^[A-Za-z0-9_\[][A-Za-z0-9_.:@%\[\]-]*$"
-PATTERNS_IN_WORDS |= {
-    _HOST: "a name or an address",
-    _OPTION: "one word without quotes, as Slurm reads it",
-    _OPTION_TEXT: "one line without a backslash",
-    _OPTION_NAME: "the long name of an sbatch option without its dashes",
-}
-Option = Annotated[str, StringConstraints(pattern=_OPTION)]
+Option = Annotated[
+    str, matching(r"^[A-Za-z0-9_.,:;@/%+=\[\]()&|*!~^-]+$", "one word without quotes, as Slurm reads it")
+]
 # sbatch accepts quotes there, but a backslash escapes even between them.
-OptionText = Annotated[str, StringConstraints(pattern=_OPTION_TEXT)]
-OptionName = Annotated[str, StringConstraints(pattern=_OPTION_NAME)]
+OptionText = Annotated[str, matching(r"^[^\x00-\x1f\x7f\\]+$", "one line without a backslash")]
+OptionName = Annotated[str, matching(r"^[a-z][a-z0-9-]*$", "the long name of an sbatch option without its dashes")]
 # No leading dash, because ssh would read an option.
-Host = Annotated[str, StringConstraints(pattern=_HOST)]
+Host = Annotated[str, matching(r"^[A-Za-z0-9_\[][A-Za-z0-9_.:@%\[\]-]*$", "a name or an address")]
 
 
 class Login(Section):

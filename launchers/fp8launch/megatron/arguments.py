@@ -86,7 +86,7 @@ def _setting(name: str, value: FlagValue, schema: FlagSchema) -> tuple[Flag, Fla
     flag = schema.find(name)
     assert flag is not None, name
     if flag.action == "boolean":
-        return flag, bool(value) and not spelling_of(flag, name).startswith("--no-")
+        return flag, bool(value) and not option_for(flag, name).startswith("--no-")
     if flag.takes_value or value:
         return flag, value
     opposite = schema.find(cast(str, schema.negative(flag)))
@@ -99,7 +99,7 @@ def _words(name: str, value: Scalar | list[Scalar], schema: FlagSchema) -> list[
     assert flag is not None, name
     if not flag.takes_value:
         if value:
-            return [spelling_of(flag, name)]
+            return [option_for(flag, name)]
         return [cast(str, schema.negative(flag))]
     texts = _texts(flag, value)
     if len(texts) == 1 and looks_like_option(texts[0]):
@@ -186,8 +186,8 @@ _CONVERT: Mapping[str, Callable[[str], FlagValue]] = {
 }
 
 
-def spelling_of(flag: Flag, name: str) -> str:
-    """Return the positive spelling, or the negative one for a name with the prefix `no_`."""
+def option_for(flag: Flag, name: str) -> str:
+    """Return the positive option of a flag, or the negative one for a name with the prefix `no_`."""
     key = normalize(name)
     return next((option for option in flag.options if normalize(option) == key), flag.options[0])
 

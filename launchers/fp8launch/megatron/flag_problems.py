@@ -15,7 +15,7 @@ from fp8launch.megatron.arguments import (
     emit_arguments,
     items_of,
     looks_like_option,
-    spelling_of,
+    option_for,
     text_of,
     words_of,
 )
@@ -68,7 +68,7 @@ def _refusals(
             yield f"is a bare flag and takes no value, got {value!r}", "write true, or null to remove it"
         elif value is False and schema.negative(flag) is None:
             yield "is a bare flag and cannot be false", "write null to remove it"
-        elif value is False and spelling_of(flag, name).startswith("--no-") and flag.action == "boolean":
+        elif value is False and option_for(flag, name).startswith("--no-") and flag.action == "boolean":
             yield f"is given by its negative name {name} and false", f"write {flag.name}: true"
         return
     if flag.nargs is None and isinstance(value, list) and flag.type not in ("ints", "pattern"):

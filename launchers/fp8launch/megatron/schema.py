@@ -233,10 +233,10 @@ def megatron_script(path: str) -> str | None:
 def _with_script(minor: str, script: str) -> FlagSchema:
     base = _load(minor)
     own = json.loads(lzma.decompress(SCRIPT_FLAGS.read_bytes())).get(f"{minor} {script}", [])
-    return FlagSchema(base.version, base.added_by_parse_args, base.config_only, {**base._raw, **by_spelling(own)})
+    return FlagSchema(base.version, base.added_by_parse_args, base.config_only, {**base._raw, **by_name(own)})
 
 
-def by_spelling(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def by_name(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the entries of flags by each of their names."""
     found = {}
     for entry in entries:
@@ -253,7 +253,7 @@ def schema_text(minor: str) -> str:
 @functools.cache
 def _load(minor: str) -> FlagSchema:
     data = json.loads(schema_text(minor))
-    raw = by_spelling(data["flags"])
+    raw = by_name(data["flags"])
     return FlagSchema(data["version"], tuple(data["added_by_parse_args"]), data["config_only"], raw)
 
 

@@ -144,18 +144,19 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-_DEMANDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text (quote it)",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "none_required": "null",
+# What pydantic's kinds of errors demand, and an example.
+_KINDS = {
+    "int_type": ("a whole number", "8"),
+    "int_from_float": ("a whole number", "8"),
+    "float_type": ("a number", "1.0e-4"),
+    "finite_number": ("a finite number", "1.0e-4"),
+    "string_type": ("text (quote it)", "text"),
+    "bool_type": ("true or false", "true"),
+    "list_type": ("a list", "[a, b]"),
+    "dict_type": ("a mapping", "{key: value}"),
+    "model_type": ("a mapping", "{key: value}"),
+    "model_attributes_type": ("a mapping", "{key: value}"),
+    "none_required": ("null", "null"),
 }
 
 
@@ -175,20 +176,9 @@ def _demand(kind: str, ctx: dict[str, Any]) -> str:
         return f"at least {ctx['min_length']} entries"
     if kind == "string_pattern_mismatch":
         return PATTERNS_IN_WORDS.get(ctx["pattern"], f"text of the form {ctx['pattern']}")
-    return _DEMANDS.get(kind, f"valid ({kind})")
+    return _KINDS[kind][0] if kind in _KINDS else f"valid ({kind})"
 
 
-_EXAMPLES = {
-    "int_type": "8",
-    "float_type": "1.0e-4",
-    "finite_number": "1.0e-4",
-    "bool_type": "true",
-    "list_type": "[a, b]",
-    "dict_type": "{key: value}",
-    "model_type": "{key: value}",
-    "model_attributes_type": "{key: value}",
-    "none_required": "null",
-}
 _FIXES_OF_LISTS = {"too_long": "shorten the list", "too_short": "add an entry, or remove the list"}
 _EXAMPLES_OF_PATTERNS = {"a Slurm time": '"01:30:00"', "a version": '"0.19"', "a section and a key": "precision.recipe"}
 
@@ -213,7 +203,7 @@ def _instead(kind: str, ctx: dict[str, Any], given: object, path: Path) -> str:
         return f"write {key}: {ctx['ge']:g} or more, or remove it"
     if kind == "string_pattern_mismatch":
         return _matching(key, PATTERNS_IN_WORDS.get(ctx["pattern"], ""))
-    return f"write a value such as {key}: {_EXAMPLES.get(kind, '...')}, or remove it"
+    return f"write a value such as {key}: {_KINDS[kind][1] if kind in _KINDS else '...'}, or remove it"
 
 
 def _allowed(key: str, expected: str, given: object) -> str:

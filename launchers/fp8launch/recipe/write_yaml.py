@@ -35,11 +35,6 @@ def write_yaml(recipe: Mapping[str, Any], comments: Mapping[str, Iterable[str]] 
     return "\n".join(lines) + "\n"
 
 
-def inline(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    return _flow(value)
-
-
 def _comment(texts: Iterable[str]) -> list[str]:
     lines: list[str] = []
     for text in texts:
@@ -51,23 +46,24 @@ def _entry(key: str, value: Any, depth: int, flow: bool) -> list[str]:
     indent = "  " * depth
     name = _scalar(key)
     if not isinstance(value, (dict, list)) or not value:
-        return [f"{indent}{name}: {_flow(value)}"]
-    line = f"{indent}{name}: {_flow(value)}"
+        return [f"{indent}{name}: {inline(value)}"]
+    line = f"{indent}{name}: {inline(value)}"
     if len(line) <= _WIDTH and (flow or isinstance(value, list)):
         return [line]
     if isinstance(value, list):
-        return [f"{indent}{name}:", *(f"{indent}  - {_flow(item)}" for item in value)]
+        return [f"{indent}{name}:", *(f"{indent}  - {inline(item)}" for item in value)]
     lines = [f"{indent}{name}:"]
     for below, item in value.items():
         lines += _entry(below, item, depth + 1, flow=True)
     return lines
 
 
-def _flow(value: Any) -> str:
+def inline(value: Any) -> str:
+    """Return a value as YAML on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_scalar(key)}: {_flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_scalar(key)}: {inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(inline, value)) + "]"
     return _scalar(value)
 
 

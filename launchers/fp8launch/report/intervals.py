@@ -128,15 +128,15 @@ def _batched(values: Sequence[float]) -> list[float]:
     return [statistics.median(values[begin : begin + size]) for begin in range(0, len(values), size)]
 
 
-def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The two-sided quantile of Student's t for `freedom` >= 1, to six digits.
+def t_quantile(freedom: float) -> float:
+    """Return the two-sided quantile of Student's t at CONFIDENCE for `freedom` >= 1, to six digits.
 
     With x = sqrt(freedom) tan(a) the density becomes cos(a)^(freedom - 1), smooth on a finite range: Simpson's rule
     gives the probability, bisection its inverse.
     """
     if freedom > 200:
         # The quantile's expansion in 1/freedom (Abramowitz and Stegun 26.7.5): exact to 1e-7 from here on.
-        z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+        z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
         return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
 
@@ -152,7 +152,7 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     low, high = 0.0, math.pi / 2
     for _ in range(50):
         middle = (low + high) / 2
-        if probability(middle) < confidence:
+        if probability(middle) < CONFIDENCE:
             low = middle
         else:
             high = middle

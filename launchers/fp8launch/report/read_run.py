@@ -161,9 +161,9 @@ def _entry_title(manifest: Mapping[str, Any]) -> str:
 NOT_SUBMITTED = "not submitted"
 
 
-def run_from_logs(name: str, paths: Sequence[Path], gpu: str | None = None, world_size: int | None = None) -> RunReport:
+def run_from_logs(name: str, paths: Sequence[Path], gpu: str | None = None) -> RunReport:
     """Read a run of which only logs are known, one per attempt, oldest first."""
-    return _run_report(name, read_logs(paths), gpu, world_size, {}, sources=tuple(map(str, paths)))
+    return _run_report(name, read_logs(paths), gpu, None, {}, sources=tuple(map(str, paths)))
 
 
 def run_from_events(name: str, files: Sequence[Path], gpu: str | None = None) -> RunReport:

@@ -35,16 +35,13 @@ def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str,
     An empty SLURM_CONF counts as unset: every Slurm command would wait a minute for a file with an empty name.
     """
     source = os.environ if environment is None else environment
-    kept = {name: value for name, value in source.items() if not _belongs_to_a_job(name)}
+    kept = {}
+    for name, value in source.items():
+        if name in _KEPT or not (name in _OF_A_RANK or _OF_A_JOB.fullmatch(name)):
+            kept[name] = value
     if kept.get("SLURM_CONF") == "":
         del kept["SLURM_CONF"]
     return kept
-
-
-def _belongs_to_a_job(name: str) -> bool:
-    if name in _KEPT:
-        return False
-    return name in _OF_A_RANK or _OF_A_JOB.fullmatch(name) is not None
 
 
 @contextlib.contextmanager

@@ -93,12 +93,6 @@ def parse_seeds(text: str) -> list[int]:
     return numbers
 
 
-def seeds_from(first: int | None, count: int) -> list[int]:
-    """Return `count` consecutive seeds starting with `first`, or with Megatron's default."""
-    start = DEFAULT_SEED if first is None else first
-    return list(range(start, start + count))
-
-
 def seed_axis(
     base: LoadedRecipe, axes: Mapping[str, list[Any]], repeat: int, seeds: str | None, vary_seed: bool
 ) -> dict[str, list[Any]]:
@@ -116,7 +110,10 @@ def seed_axis(
         raise error("two-options", message, option, "pass only one of them")
     if seeds is not None:
         return {engine.seed_key: parse_seeds(seeds)}
-    return {engine.seed_key: seeds_from(engine.stated_seed(base.recipe), repeat)}
+    first = engine.stated_seed(base.recipe)
+    if first is None:
+        first = DEFAULT_SEED
+    return {engine.seed_key: list(range(first, first + repeat))}
 
 
 def grid_of(

@@ -27,7 +27,7 @@ from fp8launch.rundir.registry import job_ids, need_mine, remember_root
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder
 from fp8launch.rundir.study import StudyFolder, add_points, create_study, locked
 from fp8launch.rundir.trust import need_safe_root
-from fp8launch.schedulers.base import SUBMIT_LIMIT, Scheduler
+from fp8launch.schedulers.base import FINAL, SUBMIT_LIMIT, Scheduler
 from fp8launch.secrets import refuse_secrets
 from fp8launch.submit.grid import Point, point_key, run_name, study_id
 from fp8launch.submit.new_run import Origin, make_run, new_run_id, origin, plan_run
@@ -42,7 +42,7 @@ from fp8launch.submit.submission import (
 from fp8launch.wording import counted
 
 # The states of runs that `--retry-failed` resubmits.
-RETRIED = frozenset(("failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted"))
+RETRIED = FINAL - {"completed"}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from megatron_sites import megatron_site
 
 from fp8launch import cli
-from fp8launch.megatron.schema import FlagSchema, by_spelling, load_schema, supported_versions
+from fp8launch.megatron.schema import FlagSchema, by_name, load_schema, supported_versions
 from fp8launch.plugins.forks.source_flags import read_flags
 
 ARGUMENTS = """
@@ -87,7 +87,7 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def schema_of(root: Path) -> FlagSchema:
     found = read_flags(root)
     assert found is not None
-    return FlagSchema("0", (), {}, by_spelling(found.flags.values()))
+    return FlagSchema("0", (), {}, by_name(found.flags.values()))
 
 
 @pytest.mark.parametrize("default", ["((9**64)**64)**64", "9**64 * 9**64 * 'x'", "'x' * 10**10"])

@@ -79,18 +79,6 @@ def cpu_flags(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("gpu"), "add hardware/cpu to `extends`, which sets all of them")
 
 
-@rule(
-    "cpu-layers",
-    "error",
-    source="injob/rank/compat/cpu.py: what Megatron lacks without Transformer Engine",
-    scope="megatron_lm",
-)
-def cpu_layers(run: ResolvedRun) -> Iterator[Finding]:
-    for name in ("use_megatron_fsdp", "use_torch_fsdp2"):
-        if run.gpu.name == "cpu" and run.on(name):
-            yield Finding(f"{name} does not work on CPUs", run.where(name), "remove it, or set resources.gpu to a GPU")
-
-
 # Values that Megatron's code supports but its validators refuse as a flag, and the first release that refuses them.
 BEHIND_VALIDATORS: Mapping[tuple[str, object], Release] = {("cross_entropy_fusion_impl", "te"): (0, 18, 2)}
 _TYPES = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}

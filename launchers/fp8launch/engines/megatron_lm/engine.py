@@ -241,7 +241,7 @@ def _collect(
             continue
         name = key = _canonical(flag, schema)
         found = schema.find(flag)
-        if found:  # two spellings of one Megatron argument (--no-x and --disable-x) meet in its dest
+        if found:  # two names of one Megatron argument (--no-x and --disable-x) meet in its dest
             key = found.dest
         if key in setter:
             first_flag, first_value, first_path = setter[key]

@@ -79,6 +79,9 @@ def _manifest(
     now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
     nodes, world = _size(facts)
     image = {"image": facts.image} if facts.image else None
+    slurm_version = None
+    if job is not None:
+        slurm_version = (slurm("scontrol", "--version", tries=1) or "").strip().rpartition(" ")[2] or None
     return {
         "format": 1,
         "run_id": run_id,
@@ -107,14 +110,9 @@ def _manifest(
         "versions": {
             "fp8launch": facts.fp8launch,
             "python": platform.python_version(),
-            "slurm": _slurm_version() if job is not None else None,
+            "slurm": slurm_version,
         },
     }
-
-
-def _slurm_version() -> str | None:
-    shown = slurm("scontrol", "--version", tries=1) or ""
-    return shown.strip().rpartition(" ")[2] or None
 
 
 def _size(facts: argparse.Namespace) -> tuple[int, int]:

@@ -115,7 +115,7 @@ def _damage(checkpoint: Path) -> str | None:
     if not parts:
         return "contains no checkpoint (no .metadata)"
     broken = [part.name for part in parts if not _is_zip(part)]
-    return f"holds {broken[0]}, which is cut short" if broken else None
+    return f"contains {broken[0]}, which is cut short" if broken else None
 
 
 def _is_zip(file: Path) -> bool:
@@ -135,7 +135,7 @@ def _torn_distributed(checkpoint: Path) -> str | None:
     if (checkpoint / "train_state.pt").exists() and not (config.is_file() and config.stat().st_size):
         return f"has no {config.name}, which Megatron-Bridge writes last"
     if (checkpoint / "common.pt").exists() and not _is_zip(checkpoint / "common.pt"):
-        return "holds common.pt, which is cut short"
+        return "contains common.pt, which is cut short"
     try:
         json.loads(read_regular(checkpoint / "metadata.json", _LARGEST_JSON).decode())
         stored = _storage(checkpoint)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fp8launch.cli.output import echo
-from fp8launch.megatron.schema import FlagSchema, by_spelling, load_schema
+from fp8launch.megatron.schema import FlagSchema, by_name, load_schema
 
 
 @click.group()
@@ -28,7 +28,7 @@ def build(path: Path, name: str | None) -> int:
     version, in_source, found, root, file = build_schema(path, name)
     base = version.partition("+")[0]
     upstream = load_schema(base)
-    fork = FlagSchema(in_source or base, (), {}, by_spelling(found.flags.values()))
+    fork = FlagSchema(in_source or base, (), {}, by_name(found.flags.values()))
     own = [flag.options[0] for flag in fork.flags() if upstream.find(flag.options[0]) is None]
     absent = [flag.options[0] for flag in upstream.flags() if fork.find(flag.options[0]) is None]
     echo(f"{len(found.flags)} flags of {root}")

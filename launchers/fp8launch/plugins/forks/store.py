@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fp8launch.cluster.profile import fork_schema_file
 from fp8launch.diagnostics import error
-from fp8launch.megatron.schema import FlagSchema, by_spelling, supported_versions
+from fp8launch.megatron.schema import FlagSchema, by_name, supported_versions
 from fp8launch.megatron.versions import release
 
 
@@ -34,7 +34,7 @@ def fork_of(version: str | None) -> Fork | None:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         flags = data["flags"]
-        schema = FlagSchema(data["version"], (), {}, by_spelling(flags))
+        schema = FlagSchema(data["version"], (), {}, by_name(flags))
         uncertain = frozenset(flag["flags"][0] for flag in flags if "unread" in flag)
         return Fork(version.partition("+")[2], data["source"], schema, uncertain)
     except (OSError, ValueError, LookupError, TypeError):

@@ -42,10 +42,10 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
             message = f"{word!r} does not belong to any flag"
             problems.append(Problem("error", "flag-stray", message, None, "remove it, or add its flag"))
             continue
-        exact = _spelt(word, schema)
-        flag, spelling = exact, word
+        exact = _flag_named(word, schema)
+        flag, name = exact, word
         if exact is None:
-            flag, spelling = _spelt(option, schema), option
+            flag, name = _flag_named(option, schema), option
         if flag and not exact:
             words = [attached]
         else:
@@ -57,7 +57,7 @@ def parse_argv(argv: Sequence[str], schema: FlagSchema) -> tuple[dict[str, FlagV
                 problems.append(unknown_flag(option, schema, None))
             continue
         try:
-            value = _read(flag, spelling, words, attached=not exact)
+            value = _read(flag, name, words, attached=not exact)
         except InvalidValue as refusal:
             problems.append(wrong_value(flag, str(refusal), None))
             continue
@@ -93,10 +93,10 @@ def split_unknown(
     at = 0
     while at < len(argv):
         word = argv[at]
-        exact = _spelt(word, schema)
-        flag = exact or _spelt(word.partition("=")[0], schema)
+        exact = _flag_named(word, schema)
+        flag = exact or _flag_named(word.partition("=")[0], schema)
         end = at + 1
-        own = _spelt(word, fork) if fork and flag is None else None
+        own = _flag_named(word, fork) if fork and flag is None else None
         if flag is None or exact:
             end += _count_values(argv, end, flag or own, schema)
         if flag is None and (stray or (word.startswith("--") and word not in ("--", "--help"))):
@@ -121,11 +121,11 @@ def split_fork_values(
     at = 0
     while at < len(argv):
         word = argv[at]
-        exact = _spelt(word, schema)
-        flag = exact or _spelt(word.partition("=")[0], schema)
+        exact = _flag_named(word, schema)
+        flag = exact or _flag_named(word.partition("=")[0], schema)
         end = at + 1
         if exact:
-            wider = _spelt(word, fork) if fork else None
+            wider = _flag_named(word, fork) if fork else None
             end += max(_count_values(argv, end, one, schema) for one in (exact, wider or exact))
         pieces.append((flag, list(argv[at:end])))
         at = end
@@ -162,7 +162,7 @@ def _accepts(flag: Flag, option: str, values: Sequence[str]) -> bool:
     return len(values) <= 1 or flag.nargs is not None
 
 
-def _spelt(word: str, schema: FlagSchema) -> Flag | None:
+def _flag_named(word: str, schema: FlagSchema) -> Flag | None:
     """Return the flag with exactly this name. argparse does not treat underscores as dashes."""
     flag = schema.find(word)
     if flag is None or word not in flag.options:
@@ -191,17 +191,17 @@ def _is_value(word: str, schema: FlagSchema) -> bool:
     """Return whether argparse takes a word for a value, even if it starts with a dash."""
     if not word.startswith("-") or word == "-":
         return True
-    if _spelt(word, schema) or _spelt(word.partition("=")[0], schema) or word.startswith("-h"):
+    if _flag_named(word, schema) or _flag_named(word.partition("=")[0], schema) or word.startswith("-h"):
         return False
     return NEGATIVE_NUMBER.match(word) is not None or " " in word
 
 
-def _read(flag: Flag, spelling: str, words: Sequence[str], attached: bool) -> FlagValue:
-    """Return the value of the words after a spelling, or attached to it. Raises `InvalidValue`."""
+def _read(flag: Flag, name: str, words: Sequence[str], attached: bool) -> FlagValue:
+    """Return the value of the words after a flag, or attached to it. Raises `InvalidValue`."""
     if not flag.takes_value:
         if attached:
             raise InvalidValue("is a bare flag and takes no value")
-        return flag.action != "boolean" or not spelling.startswith("--no-")
+        return flag.action != "boolean" or not name.startswith("--no-")
     if flag.nargs is None:
         if not words:
             raise InvalidValue("needs a value")

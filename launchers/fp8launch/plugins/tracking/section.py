@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from fp8launch.diagnostics import UserError
-from fp8launch.recipe.field_types import PATTERNS_IN_WORDS
+from fp8launch.recipe.field_types import matching
 from fp8launch.recipe.schema import Recipe, section_of
 from fp8launch.recipe.sections import Section
 from fp8launch.recipe.validation_problems import validation_problems
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     # Every recipe imports this module; only jobs need profiles.
     from fp8launch.cluster.profile import Cluster
 
-_NAME = r"^[^\x00-\x1f\x7f/\\#?%:]{1,128}$"
-PATTERNS_IN_WORDS[_NAME] = "1 to 128 characters without / \\ # ? % :"
-TrackerName = Annotated[str, StringConstraints(pattern=_NAME)]
+TrackerName = Annotated[str, matching(r"^[^\x00-\x1f\x7f/\\#?%:]{1,128}$", "1 to 128 characters without / \\ # ? % :")]
 # A login in front of the host, or a key in the query.
 _LOGIN = re.compile(r"//[^/]*@|[?&][^=]*(?:token|key|password|secret)[^=]*=", re.IGNORECASE)
 
