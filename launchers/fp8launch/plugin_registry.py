@@ -85,45 +85,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a plugin adds, by the names that users write.
+    """What a plugin adds, mostly by the names that users write.
 
-    requires         names of plugins that this one imports
-    engines          classes that implement `fp8launch.engines.base.Engine`
-    schedulers       functions that return a `fp8launch.schedulers.base.Scheduler`
-    rules            functions with the decorator `fp8launch.check.rule.rule`, by their codes
-    log_dialects     values of `fp8launch.logs.dialects.Dialect`
-    event_files      functions of the type `fp8launch.logs.event_files.Reader`, by a part of the names of such files
-    precisions       values of `fp8launch.hardware.quantization.QuantizationRecipe` with a `factory`
-    check_layers     values of `fp8launch.check.extra_layers.ExtraLayer`, by the options of `check` and `submit` that
-                     request them
-    validators       functions of the type `fp8launch.check.validation.Validator`, by the names that engines give in
-                     their `EngineDescription.validators`
-    memory_models    a `fp8launch.check.memory.MemoryModel`, by the name of the layer of `check` that it runs: memory
-    estimates        functions of the type `fp8launch.plugins.estimate.estimates.Estimator`, by the JSON field that they
-                     fill
-    run_costs        functions of the type `fp8launch.plugins.estimate.estimates.RunCost`, by the JSON field that they
-                     fill
-    verifications    functions of the type `fp8launch.report.verify.Verifier`, by the JSON field that they fill
-    report_fields    functions that take the logs of a run, oldest first, and return a
-                     `fp8launch.report.run_report.ReportField` or None, by the field of `parse --json`
-    comparison_columns  values of `fp8launch.report.columns.Column`, by their names
-    comparison_files values of `fp8launch.report.comparison_files.ComparisonFile`, by the options of `compare`
-    run_listeners    functions that return a `fp8launch.report.run_listeners.RunListener`, or None if the user has not
-                     configured it
-    setup_lines      functions that take a placed job, its recipe and its cluster profile, and return lines of its
-                     script, before the profile's
-    end_commands     functions that take a placed job and its scheduler, and return a command that the job's script runs
-                     when it ends, or None
-    recipe_sections  subclasses of `fp8launch.recipe.sections.Section`, whose fields all have defaults
-    recipe_kinds     values of `fp8launch.submit.recipe_kinds.RecipeKind`, by the top-level key that marks such recipes
-    recipe_sources   values of `fp8launch.recipe.load.NamedRecipes`, by the prefix of the names
-    relays           functions that run a command line on the login node of a cluster profile and return its exit code,
-                     by the option of `fp8launch` in front of the command
-    published_recipes  functions of the type `fp8launch.cli.recipes.Listing`, by the engine whose project publishes them
-    measurements     descriptions such as "kernel profile", by the keys of a recipe that request them. A module
-                     `measurements` in the in-job package of the plugin installs them (`injob/rank/training_loop.py`)
-    in_job           packages that jobs import: they are copied into every run folder, and import nothing but each
-                     other, `fp8launch.injob` and what the image has
+    docs/plugins.md#what-a-plugin-can-add describes each field and the type of its objects.
     """
 
     name: str

@@ -51,7 +51,7 @@ def logs(
     given = {"--rank": rank is not None, "--node": node, "--path": show_path, "--metrics": metrics}
     _refuse_combinations([flag for flag, value in given.items() if value], follow)
     run = run_named(name, eprint)
-    files = _files(run, batch)
+    files = run.batch_output() if batch else run.logs()
     if attempt is not None and attempt > len(files):
         raise error("no-attempt", f"{run.run_id} has {len(files)} attempts, not {attempt}", "--attempt")
     if follow:
@@ -82,13 +82,6 @@ def _refuse_combinations(chosen: Sequence[str], follow: bool) -> None:
         raise click.UsageError(f"{' and '.join(chosen)} cannot follow with -f; `fp8launch watch` follows and filters")
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} cannot be combined; `fp8launch watch` follows and filters")
-
-
-def _files(run: RunFolder, batch: bool) -> list[Path]:
-    """Return the logs of the attempts, or the outputs of the batch script."""
-    if batch:
-        return run.batch_output()
-    return run.logs()
 
 
 def _print_last(path: Path, count: int) -> None:

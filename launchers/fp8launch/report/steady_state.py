@@ -1,11 +1,8 @@
 """Select the iteration lines that statistics use: one per iteration, none slowed by warm-up, evaluation or saving.
 
-Megatron logs the first iteration after a start without resetting its timer, so the second line is a mean that includes
-the first. Both are dropped for every start. Further lines are dropped while they take more than 1.1 times the median
-of the second half (FP8 autotuning, allocator growth, CUDA graph capture), but never more than half of the lines. The
-first line after an evaluation or a checkpoint, profiled iterations, and lines whose global batch size (ramp-up), number
-of GPUs or sequence length differs from the last line's are excluded too. If attempts overlap, the last one counts. JSON
-reports state this as `RULE`.
+`RULE` states the rule, for JSON reports as well. The second line after a start is a mean that includes the first,
+because Megatron does not reset its timer there. Slow lines come from FP8 autotuning, allocator growth and CUDA graph
+capture, other batch sizes from a ramp-up, and other GPU counts and sequence lengths from a resume.
 """
 
 from __future__ import annotations
@@ -155,7 +152,7 @@ def _sizes(process: Process) -> dict[str, object]:
 def _separate(
     lines: IterationTable, reasons: Sequence[str], sizes: Sequence[Mapping[str, object]]
 ) -> tuple[list[int], dict[str, list[int]]]:
-    """Return the rows that count, and the remaining rows grouped by reason. `sizes` are those of each attempt."""
+    """Return the rows that count, and the remaining rows grouped by reason. `sizes` has the sizes of each attempt."""
     kept: list[int] = []
     left_out: dict[str, list[int]] = {}
     batch, attempt = lines.column("global_batch_size"), list(map(int, lines.column(_ATTEMPT)))
