@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,21 +25,26 @@ def catalogue() -> dict[str, dict[str, str]]:
     return entries
 
 
-def software_in(image: str | None) -> dict[str, str]:
-    """Return the published versions of an image, by package; empty for an image that is not in the catalog."""
-    packages = ("megatron", "transformer_engine", "cuda", "pytorch")
-    for name, entry in catalogue().items():
-        if image is not None and image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
-            return {package: entry[package] for package in packages if package in entry}
+def _entry_of(image: str | None) -> dict[str, str]:
+    """Return the catalogue's entry for an image, given by name or URI; empty for an unknown image."""
+    if image is not None:
+        bare = image.removeprefix("docker://").replace("#", "/", 1)
+        for name, entry in catalogue().items():
+            if bare in (name, entry["uri"]):
+                return entry
     return {}
+
+
+def software_in(image: str | None) -> dict[str, str]:
+    """Return the published versions of an image, by package; empty for an unknown image."""
+    entry = _entry_of(image)
+    packages = ("megatron", "transformer_engine", "cuda", "pytorch")
+    return {package: entry[package] for package in packages if package in entry}
 
 
 def packages_in(image: str) -> frozenset[str]:
     """Return the optional modules that the catalogue has for an image; empty for an unknown image."""
-    for name, entry in catalogue().items():
-        if image.removeprefix("docker://").replace("#", "/", 1) in (name, entry["uri"]):
-            return frozenset(entry.get("packages", "").split())
-    return frozenset()
+    return frozenset(_entry_of(image).get("packages", "").split())
 
 
 def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist: bool = True) -> str:
@@ -49,7 +54,8 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
     if cluster.images.get(name):
         place = cluster.images[name]
     elif name in known:
-        place = _catalogue_uri(known[name])
+        # A tag can be moved to another image, so the digest counts if the catalogue has one.
+        place = pinned(known[name]["uri"], known[name].get("digest"))
     if is_image_file(place):
         # pyxis reads a relative x.sqsh as an image name in a registry.
         path = local_path(place, where)
@@ -99,11 +105,6 @@ def _for_enroot(uri: str) -> str:
     if not is_registry:
         return uri
     return f"{registry}#{rest}"
-
-
-def _catalogue_uri(entry: Mapping[str, str]) -> str:
-    """Return the image with its digest if the catalog has one, because a tag can be moved to another image."""
-    return pinned(entry["uri"], entry.get("digest"))
 
 
 def pinned(uri: str, digest: str | None) -> str:
