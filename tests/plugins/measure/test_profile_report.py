@@ -80,6 +80,17 @@ def test_a_memory_profile_excludes_all_iterations_up_to_its_end(tmp_path: Path) 
     assert report.steady_state.dropped["profiled"] == (3, 4, 5, 6, 7, 8, 9)
 
 
+def test_the_time_that_a_profiler_adds_does_not_make_a_run_host_bound(tmp_path: Path) -> None:
+    """A profiled step took 130 ms, a usual one 100 ms: a GPU that was busy for 95 ms was called host-bound."""
+    record = {"v": 1, "rank": 0, "iteration": 6, "last_iteration": 8, "wall_ms": 390.0, "busy_ms": 285.0, "top": []}
+    report = report_of(tmp_path, f"fp8launch-kernels: {json.dumps(record)}")
+    (found,) = report.as_json()["profile"]["profiles"]
+    assert found["idle_share"] == pytest.approx(105 / 390)
+    assert found["idle_share_of_usual_step"] == pytest.approx(0.05)
+    assert not found["host_bound"]
+    assert report.more["profile"].lines[1] == "  GPU idle 27% (5% of a usual step), not host-bound"
+
+
 def test_malformed_and_hostile_records_are_left_out(tmp_path: Path) -> None:
     hostile = {"rank": 0, "iteration": 6, "top": [7, {"name": "\x1b[31mred\n", "ms": 1.0}], "wall_ms": "x", "trace": []}
     torn = 'fp8launch-profile: {"rank": 0, "itera'

@@ -6,15 +6,17 @@ profile of several ranks, the slowest one has the longest kernels of its own; th
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8launch.diagnostics import printable
 from fp8launch.logs import ParsedLog
 from fp8launch.report.run_report import ReportField
+from fp8launch.report.steady_state import select_steady_state
 from fp8launch.untyped import as_int, as_mapping, as_number
 
-# Beyond this idle share, a GPU is called host-bound. A profiler makes the host slower, too.
+# Beyond this idle share of a usual step, a GPU is called host-bound.
 HOST_BOUND = 0.2
 _SHOWN = 10
 _WIDTH = 80
@@ -27,14 +29,19 @@ _Profiles = dict[tuple[str, int], dict[str, Any]]
 def profile(logs: Sequence[ParsedLog]) -> ReportField | None:
     """Return the newest profile of each tool and rank: a list, ordered by tool and rank, and the slowest rank."""
     newest: _Profiles = {}
-    for log in logs:
-        for evidence in log.evidence:
-            if evidence.kind in ("kernels", "profile") and (found := _profile(evidence.kind, evidence.data)):
-                # nsys reports its kernels and its file in two lines.
-                known = newest.get((found["tool"], found["rank"]), {})
-                if known.get("iterations") == found["iterations"]:
-                    found = {**known, **{name: value for name, value in found.items() if value is not None}}
-                newest[found["tool"], found["rank"]] = found
+    said = [each for log in logs for each in log.evidence if each.kind in ("kernels", "profile")]
+    if not said:
+        return None
+    kept = select_steady_state([(log, process) for log in logs for process in log.processes]).kept
+    steps = [ms for ms in kept.column("step_time_ms") if ms > 0]
+    step_ms = statistics.median(steps) if steps else None
+    for evidence in said:
+        if found := _profile(evidence.kind, evidence.data, step_ms):
+            # nsys reports its kernels and its file in two lines.
+            known = newest.get((found["tool"], found["rank"]), {})
+            if known.get("iterations") == found["iterations"]:
+                found = {**known, **{name: value for name, value in found.items() if value is not None}}
+            newest[found["tool"], found["rank"]] = found
     if not newest:
         return None
     profiles = [newest[key] for key in sorted(newest)]
@@ -43,8 +50,11 @@ def profile(logs: Sequence[ParsedLog]) -> ReportField | None:
     return ReportField({"profiles": profiles, "slowest_rank": slowest}, tuple(lines))
 
 
-def _profile(kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a line of the log as a profile, None if it is malformed."""
+def _profile(kind: str, data: Mapping[str, Any], step_ms: float | None) -> dict[str, Any] | None:
+    """Return a line of the log as a profile, None if it is malformed.
+
+    `step_ms` is the time of a step that was not profiled.
+    """
     rank, first = as_int(data.get("rank")), as_int(data.get("iteration"))
     if rank is None or first is None:
         return None
@@ -68,11 +78,15 @@ def _profile(kind: str, data: Mapping[str, Any]) -> dict[str, Any] | None:
         found["top"] = list(_top(data.get("top"), total))
     if wall and busy is not None:
         idle = max(0.0, wall - busy) / wall
+        # A profiler slows the host, but not the kernels.
+        usual = wall if step_ms is None else min(wall, step_ms * (found["iterations"][1] - first + 1))
+        usual_idle = max(0.0, usual - busy) / usual
         found |= {
             "busy_share": 1 - idle,
             "idle_share": idle,
+            "idle_share_of_usual_step": usual_idle,
             "waiting_share": _share(waiting or 0.0, wall),
-            "host_bound": idle > HOST_BOUND,
+            "host_bound": usual_idle > HOST_BOUND,
         }
     return found
 
@@ -135,7 +149,9 @@ def _state(one: Mapping[str, Any]) -> str:
         return _peak(one)
     if "idle_share" in one:
         verdict = "host-bound" if one["host_bound"] else "not host-bound"
-        text = f"GPU idle {one['idle_share']:.0%}, {verdict}"
+        idle, usual = f"{one['idle_share']:.0%}", f"{one['idle_share_of_usual_step']:.0%}"
+        slowed = f" ({usual} of a usual step)" if usual != idle else ""
+        text = f"GPU idle {idle}{slowed}, {verdict}"
         return text + (f"; only communicating {one['waiting_share']:.0%}" if one["waiting_share"] else "")
     if one.get("gpu_ms"):
         return f"{one['gpu_ms']:,.0f} ms of kernels in {one['wall_ms'] or 0:,.0f} ms"
