@@ -13,7 +13,7 @@
 #   SITE   an unpacked site folder with Transformer Engine, megatron-core and pydantic; or
 #   PACK   the folder that pack.sh made, which is unpacked into a temporary one
 #          (megatron-bridge-*.tar.xz in it is unpacked beside megatron-core, for recipes `bridge:NAME`)
-#          (flash3.tar.xz in it is FlashAttention 3, which only lines with attention_backend=flash get)
+#          (flash3.tar.xz in it is FlashAttention 3, which only runs with attention_backend flash get)
 #   AO     an unpacked torchao for the peers; PACK may hold it as torchao-*.tar.xz with a folder ao/
 #   SHARE  how many runs of one GPU share it (default 1): small ones that leave it idle, and whose speed does not matter
 #   TOGETHER  1: ranks of a line that needs more GPUs than there are share one, for what such a run says, never for its speed
@@ -81,7 +81,9 @@ one() { # NAME GPU-IDS RECIPE OPTIONS...: one run, in its own run root so that r
     export FP8LAUNCH_RUNS=$work/runs/$name
     mkdir -p "$FP8LAUNCH_RUNS"
     [ -z "$together" ] || export PYTHONPATH=$here/one_gpu:$PYTHONPATH
-    [[ "$*" != *attention_backend=flash* ]] || export PYTHONPATH=$work/flash3:$PYTHONPATH
+    if [[ "$*" = *attention_backend=flash* ]] || grep -qs 'attention_backend: flash' "$recipe"; then
+        export PYTHONPATH=$work/flash3:$PYTHONPATH
+    fi
     sample_power "$ids" > "$work/$name.power" &
     local sampler=$!
     local command=(python3 -m fp8launch submit "$recipe" --backend local --wait --yes ${SET:-} "$@")

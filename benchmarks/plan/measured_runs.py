@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from published_runs import Run
@@ -25,11 +25,19 @@ NOT_AS_ASKED = ("asked_but_bf16", "o3")
 # Logs do not show environment variables. These runs set NVTE_USE_CUTLASS_GROUPED_GEMM.
 GROUPED = ("2026-11-27-peers-moe ours_cutlass", "2026-11-27-startup cutlass")
 
+# Measurements on hosts as slow as the slowest known one: slow_host_runs.py compares them.
+SLOW_HOSTS = ("2026-11-28-host-h100", "2026-11-28-host-h100x2", "2026-11-28-several-x2")
+
 
 def measured_runs() -> Iterator[Run]:
-    """Yield every log with iterations after the warm-up, if the run did not share its GPUs."""
+    """Yield the runs of our measurements, except those that shared a GPU and those on slow hosts."""
+    return sittings(lambda sitting: sitting not in (*SHARED, *SLOW_HOSTS))
+
+
+def sittings(wanted: Callable[[str], bool]) -> Iterator[Run]:
+    """Yield every log of these measurements that has iterations after the warm-up."""
     for sitting, log in logs():
-        if sitting in SHARED or log_name(log) in NOT_AS_ASKED:
+        if not wanted(sitting) or log_name(log) in NOT_AS_ASKED:
             continue
         run = measured_run(log, f"{sitting} {log_name(log)}")
         if run is not None:

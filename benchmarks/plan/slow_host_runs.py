@@ -1,11 +1,13 @@
-"""Runs on the slowest measured host, with the step time that the speed model predicts there: host_bound.md."""
+"""Runs on slow hosts, with the step time that the speed model predicts on the slowest measured one: host_bound.md."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from measured_runs import SLOW_HOSTS, sittings
 from published_runs import Run
 
 from fp8launch.check.resolved_run import resolve_run
@@ -17,7 +19,7 @@ FOLDER = Path(__file__).resolve().parent / "host_bound"
 
 
 def slow_host_runs() -> Iterator[Run]:
-    """Return the measured steps. The family says whether the speeds of the slow host were fitted to the run."""
+    """Yield the measured steps. The family says whether the speeds of the slow host were fitted to the run."""
     for row in json.loads((FOLDER / "measured.json").read_text()):
         run = resolve_run(prepare(str(FOLDER / f"{row['recipe']}.yaml"), row["set"]))
         world, batch = run.layout.world, run.layout.global_batch
@@ -25,6 +27,8 @@ def slow_host_runs() -> Iterator[Run]:
         tokens = batch * int(str(args["seq_length"]))
         speed = tokens / world / row["step_time_ms"] * 1000
         yield Run(row["name"], row["use"], run.gpu.name, world, batch, args, speed)
+    for run in sittings(lambda sitting: sitting in SLOW_HOSTS):
+        yield replace(run, family="predicted first")
 
 
 def slow_host_errors(runs: Sequence[Run]) -> list[float]:
