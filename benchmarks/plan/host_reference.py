@@ -20,7 +20,7 @@ from published_runs import Run
 
 from fp8launch.hardware.gpus import gpu, gpu_of_model
 from fp8launch.plugins.plan.calibration import parsed
-from fp8launch.plugins.plan.speeds import Host, Speeds, speeds
+from fp8launch.plugins.plan.speeds import Speeds, speeds
 from fp8launch.plugins.plan.step_time import StepTime, step_time_at
 
 # A step must change by at least this share of a change of the host's speed. Otherwise its other errors count as the
@@ -33,8 +33,7 @@ def step_on_host(run: Run, slowness: float) -> StepTime:
     """Predict a run on a host that launches `slowness` times as slowly as the model's host for this GPU."""
     known: Speeds | None = speeds(gpu(run.gpu))
     assert known is not None, run.gpu
-    host = Host(known.device.host.python * slowness, known.device.host.experts * slowness)
-    device = replace(known.device, host=host)
+    device = replace(known.device, host=known.device.host.slower(slowness))
     step = step_time_at(run.args, run.gpus, run.global_batch, replace(known, device=device))
     assert step is not None, run.name
     return step

@@ -47,7 +47,7 @@ def result(device: str, **changes: Any) -> bytes:
     rates = [
         {"kernel": kernel, "shape": shape, "rate": rate * (0.9 if kernel == "gemm fp8" else 1.0)}
         for (name, kernel, shape), rate in reference_rates().items()
-        if name == "h200"
+        if name == "h200" and kernel != "host"
     ]
     found = {"format": 1, "device": device, "date": "2026-11-26", "rates": rates, "skipped": {"host": "no launches"}}
     return json.dumps(found | changes).encode()
@@ -67,29 +67,29 @@ def test_only_what_was_measured_and_has_a_reference_changes() -> None:
     assert own.device == known.device
 
 
-def test_a_host_without_a_reference_is_reported_and_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_measured_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The time of the host was measured, kept, and not shown anywhere."""
     rows = json.loads(result(H200))["rates"]
-    rows.append({"kernel": "host", "shape": "small layers", "rate": 524.0, "unit": "microseconds per layer"})
+    rows.append({"kernel": "host", "shape": "small layers", "rate": 330.0, "unit": "microseconds per layer"})
+    rows.append({"kernel": "memory", "shape": "copy", "rate": 4300.0, "unit": "GB/s"})
     file = tmp_path / "rates.json"
     file.write_bytes(result(H200, rates=rows, skipped={}))
     words = ["plan", "llama8b_fp8", "--gpu", "h200", "--cluster", "site", "--top", "1", "--json"]
     assert run([*words, "--rates", str(file)]) == 0
     shown = capsys.readouterr()
-    assert "  host: 524 microseconds per layer; changes nothing, no reference for h200 yet" in shown.err.splitlines()
+    assert "  memory: 4,300 GB/s; changes nothing, no reference for h200 yet" in shown.err.splitlines()
     found = json.loads(shown.out)[0]["basis"]["calibration"]
     assert (found["device"], found["date"]) == (H200, "2026-11-26")
     kernels = {one["kernel"]: one for one in found["kernels"]}
     assert kernels["gemm fp8"]["factor"] == pytest.approx(0.9) and kernels["gemm fp8"]["reason"] is None
     assert kernels["host"] == {
         "kernel": "host",
-        "measured": {"small layers": 524.0},
+        "measured": {"small layers": 330.0},
         "unit": "microseconds per layer",
-        "factor": None,
-        "reason": "no reference for h200 yet",
+        "factor": pytest.approx(165 / 330),
+        "reason": None,
     }
+    assert kernels["memory"]["factor"] is None and kernels["memory"]["reason"] == "no reference for h200 yet"
     rates_file(Cluster(name="site")).unlink()
     assert run(words) == 0
     assert json.loads(capsys.readouterr().out)[0]["basis"]["calibration"] is None
@@ -99,6 +99,8 @@ def test_a_slower_host_changes_a_step_that_waits_for_it_and_no_other() -> None:
     known = speeds(gpu("h100"))
     assert known is not None
     slow = corrected(known, [Correction("host", {"small layers": 500.0}, "microseconds per layer", 1, 0.5)])
+    assert slow.device.host.python == pytest.approx(2 * known.device.host.python)
+    assert slow.device.host.experts == pytest.approx(2**0.5 * known.device.host.experts)
     ratios = []
     for recipe in ("qwen3_30b_a3b_tensorwise_h100", "llama70b_tensorwise_h100"):
         found = resolve_run(prepare(recipe))

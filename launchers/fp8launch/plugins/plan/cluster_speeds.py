@@ -8,7 +8,7 @@ from dataclasses import replace
 from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.plugins.plan.calibration import Calibration, Correction, cluster_name, corrections, stored_rates
-from fp8launch.plugins.plan.speeds import DEVICES, Host, Links, Speeds, speeds
+from fp8launch.plugins.plan.speeds import DEVICES, Links, Speeds, speeds
 
 
 def corrected(known: Speeds, found: Iterable[Correction]) -> Speeds:
@@ -29,11 +29,9 @@ def corrected(known: Speeds, found: Iterable[Correction]) -> Speeds:
         attention_fp8=fractions.attention_fp8 * attention,
         memory=fractions.memory * factors.get("memory", 1.0),
     )
-    host = known.device.host
-    faster = factors.get("host", 1.0)
     device = known.device
     if "host" in factors:
-        own = Host(host.python / faster, host.experts / faster)
+        own = device.host.slower(1 / factors["host"])
         device = replace(device, host=own, slow_host=own)  # this host is known
     return replace(known, fractions=fractions, device=device)
 

@@ -9,6 +9,7 @@ Blackwell, and are the same for every model and layout. Comments name the source
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,6 +41,14 @@ class Host:
 
     python: float = 1.0
     experts: float = 1.0
+
+    def slower(self, factor: float) -> Host:
+        """Return a host whose Python takes `factor` times as long.
+
+        The loops over experts take the square root of it as long: over five hosts the exponent is 0.48
+        (benchmarks/plan/host_bound.md).
+        """
+        return Host(self.python * factor, self.experts * math.sqrt(factor))
 
 
 # The slowest host measured: a virtual machine with two H100 and 32 cores (benchmarks/plan/host_bound.md).
