@@ -48,6 +48,13 @@ def test_the_smallest_layout_of_the_same_kinds(recipe: str, reduced: str, lost: 
     assert (found.text, found.lost) == (reduced, lost)
 
 
+def test_two_stages_interleave_only_with_overlapped_transfers() -> None:
+    """The proof ended with an assertion of Megatron about two stages, which the recipe does not have."""
+    overrides = ["parallel.pp=4", "parallel.vp=2", "megatron.no_overlap_p2p_communication=true"]
+    run = prepare("llama8b_fp8", overrides)
+    assert reduce_layout(run.args.values, run.layout).text == "PP 4 (2 virtual stages) x DP 2"
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_of_the_pack_has_a_small_run(recipe: str) -> None:
     run = prepare(recipe)

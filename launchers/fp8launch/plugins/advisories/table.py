@@ -199,7 +199,9 @@ ADVISORIES: tuple[Advisory, ...] = (
         applies=lambda run: run.pp > 1 and run.layout.vp > 1 and run.on("overlap_p2p_comm"),
         affected=ONLY_0_17,
         effect="an activation may be freed before it is sent: the next pipeline stage may read garbage (a race)",
-        fix="add no_overlap_p2p_communication, set parallel.vp to 1, or use Megatron-Core 0.18 or newer",
+        # Megatron interleaves two stages only with that overlap.
+        fix="add no_overlap_p2p_communication (with PP above 2), set parallel.vp to 1, or use Megatron-Core 0.18 or "
+        "newer",
         source=f"{ML}/pull/4047",
         settings=("pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
     ),

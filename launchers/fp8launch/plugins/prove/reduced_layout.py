@@ -66,6 +66,9 @@ def reduce_layout(values: Mapping[str, FlagValue], layout: Layout, context_paral
     if masks_documents(values) and layout.pp > 2 and vp == 1:
         # Megatron gives the mask to the first and the last stage only.
         pp = 3
+    if values.get("no_overlap_p2p_communication") and layout.pp > 2 and vp > 1 and tp * cp <= 2:
+        # Megatron interleaves two stages only with overlapped transfers.
+        pp = 4
     # Experts stay divided as dense layers are, or otherwise.
     return _reduced(values, layout, _Sizes(tp, pp, ep, tp if sizes.etp == sizes.tp else etp, vp, cp))
 
@@ -107,7 +110,7 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     ranks_of_experts = small_etp * ep
     dp = 2 if layout.dp > 1 else 1
     lost = []
-    if dp > 1 and (cp > 1 or pp == 3) and tp * pp * cp * dp > MOST_RANKS:
+    if dp > 1 and (cp > 1 or pp > 2) and tp * pp * cp * dp > MOST_RANKS:
         dp = 1
         lost.append(f"data parallelism ({layout.dp})")
     while tp * cp * dp % ranks_of_experts:
