@@ -51,6 +51,13 @@ def test_one_recipe_as_json(command: Check, tmp_path: Path) -> None:
     assert set(data["layers"]) == {"schema", "megatron", "rules", "memory", "machine"}
 
 
+def test_one_gpu_is_singular(command: Check) -> None:
+    _, data, _ = command("check", "tiny_cpu", "--set", "parallel.tp=2", "--json")
+    assert [problem["message"][:22] for problem in data["problems"]] == ["1 GPU cannot be divide"]
+    _, text, _ = command("estimate", "llama8b_4layers_fp8_h200x1")
+    assert "1 GPU for the time limit" in text
+
+
 def test_warnings_do_not_fail(command: Check, tmp_path: Path) -> None:
     case = Set({**SMALL, **DELAYED, "fp8_amax_history_len": None})
     code, data, _ = command("check", written(tmp_path, "warned", case), "--json")

@@ -112,7 +112,7 @@ def published_speed(row: Row, rows: Sequence[Row]) -> Published | None:
     gpus = figure.get("gpus")
     notes = []
     if gpus and row.world and gpus != row.world:
-        notes.append(f"the published figure is for {gpus} GPUs")
+        notes.append(f"the published figure is for {counted(gpus, 'GPU')}")
     if len({other.label for other in rows for run in other.runs if run.reference == figure}) > 1:
         notes.append("the recipe quotes one figure for several variants: it can be of only one of them")
     ours = row.tokens.median / value if row.tokens else None

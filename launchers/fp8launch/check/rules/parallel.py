@@ -14,6 +14,7 @@ from fp8launch.megatron.model_arithmetic import (
     parse_layout,
     virtual_stages,
 )
+from fp8launch.wording import counted
 
 _ATTENTION = {"attention", "latent attention"}
 
@@ -69,7 +70,7 @@ def expert_grid(run: ResolvedRun) -> Iterator[Finding]:
         return
     if layout.world % size and (layout.ep > 1 or run.value("expert_tensor_parallel_size")):
         message = (
-            f"{layout.world} GPUs cannot be divided into expert groups of "
+            f"{counted(layout.world, 'GPU')} cannot be divided into expert groups of "
             f"ETP {expert_tensor_size(run.arguments)} x EP {layout.ep} x PP {layout.pp} = {size}"
         )
         fix = (

@@ -6,6 +6,7 @@ from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError
 from fp8launch.engines.base import EngineArguments, Layout
 from fp8launch.megatron.model_arithmetic import virtual_stages
 from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.wording import counted
 
 
 def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
@@ -25,7 +26,7 @@ def layout(args: EngineArguments, loaded: LoadedRecipe) -> Layout:
         raise UserError(problems, ANSWER_IS_NO)
     if world % (tp * pp * cp):
         groups = tp * pp * cp
-        message = f"{world} GPUs cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {groups}"
+        message = f"{counted(world, 'GPU')} cannot be divided into groups of TP {tp} x PP {pp} x CP {cp} = {groups}"
         stated = [args.places[flag] for flag in sizes if args.integer(flag, 1) > 1]
         fix = f"use a multiple of {groups} GPUs (nodes x gpus_per_node), or less parallelism"
         raise UserError([Problem("error", "world-size", message, stated[0], fix)], ANSWER_IS_NO)

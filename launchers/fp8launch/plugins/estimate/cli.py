@@ -34,6 +34,7 @@ from fp8launch.plugins.estimate.estimates import as_json as estimate_as_json
 from fp8launch.plugins.estimate.fit import problems
 from fp8launch.plugins.estimate.memory import LIMIT, MIB, MemoryEstimate
 from fp8launch.rundir.names import recipe_named
+from fp8launch.wording import counted
 
 BAR = 30
 
@@ -159,14 +160,16 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
     if costs.throughput is not None:
         rows.append(("tokens/s/GPU", f"{costs.throughput.tokens_per_s_per_gpu:,.0f}", costs.throughput.basis))
     if costs.step_time_s is not None:
-        rows.append(("seconds per step", f"{costs.step_time_s:.3g}", f"on {costs.gpus} GPUs"))
+        rows.append(("seconds per step", f"{costs.step_time_s:.3g}", f"on {counted(costs.gpus, 'GPU')}"))
     if costs.gpu_hours is not None:
         rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "training steps only"))
     if prepared.gpu_hours_at_most:
         limit = f"the time limit of {prepared.loaded.recipe.resources.time}"
         if prepared.jobs_at_most > 1:
             limit = f"{prepared.jobs_at_most} times {limit}"
-        rows.append(("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", f"{costs.gpus} GPUs for {limit}"))
+        rows.append(
+            ("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", f"{counted(costs.gpus, 'GPU')} for {limit}")
+        )
     show_table(("cost", "(value)", "rests on"), rows)
 
 

@@ -16,6 +16,7 @@ from fp8launch.plugins.estimate.fit import covered_estimate
 from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, usable_bytes
 from fp8launch.recipe.load import LoadedRecipe, load_recipe
 from fp8launch.recipe.schema import Recipe
+from fp8launch.wording import counted
 
 if TYPE_CHECKING:
     from fp8launch.cluster.profile import Cluster
@@ -118,7 +119,7 @@ def _known_throughput(prepared: Prepared, what_if: str | None, stated: float | N
     reference = prepared.loaded.recipe.reference
     if reference is None or what_if is not None or not _as_published(prepared.loaded):
         return None
-    basis = f"published for {reference.gpus} GPUs: {reference.source}"
+    basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
     return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
 
 

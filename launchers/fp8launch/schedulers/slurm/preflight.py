@@ -31,6 +31,7 @@ from fp8launch.schedulers.slurm.inventory import (
     read_site,
 )
 from fp8launch.schedulers.slurm.options import Options, sbatch_options
+from fp8launch.wording import counted
 
 PROFILE = "cluster profile"
 SUBMIT_TIMEOUT = 30.0
@@ -221,7 +222,7 @@ def _gpu_problem(
     name = partition.name
     kinds = sorted({kind for node in partition.nodes for kind in node.gpus})
     if not kinds:
-        message = f"the job needs {count} GPUs per node, but Slurm knows no GPUs in partition {name}"
+        message = f"the job needs {counted(count, 'GPU')} per node, but Slurm knows no GPUs in partition {name}"
         fix = (
             "choose a partition with GPUs; if its nodes have GPUs that Slurm does not manage, set `gpus: none` in the "
             "cluster profile"
