@@ -111,6 +111,13 @@ def test_a_refused_pipeline_says_what_to_change(overrides: list[str], fix: str) 
     assert fix in str(problem.fix)
 
 
+@pytest.mark.parametrize("key", ["model.num_layers", "model.hidden_size", "batch.sequence"])
+def test_a_missing_size_says_which_field(key: str) -> None:
+    result = check(prepare("llama8b_fp8", [f"{key}=null"]), layers=RULES)
+    [problem] = [p for p in result.problems if p.severity == "error"]
+    assert problem.fix == f"set {key}"
+
+
 def test_fields_are_where_recipes_state_them(run: ResolvedRun) -> None:
     assert recipe_field(run, "seq_length") == "batch.sequence"
     assert recipe_field(run, "tensor_model_parallel_size") == "parallel.tp"

@@ -254,6 +254,8 @@ KNOWN: tuple[tuple[str, str], ...] = (
         "choose model.num_layers as a multiple of parallel.pp x megatron.num_layers_per_virtual_pipeline_stage, "
         "or set the stages with megatron.pipeline_model_parallel_layout",
     ),
+    (r"num-layers or encoder-num-layers should be specified", "set model.num_layers"),
+    (r"args\.encoder_seq_length is not None", "set batch.sequence"),
     (
         r"number of layers at (first|last|middle) stage",
         "change megatron.decoder_first_pipeline_num_layers or megatron.decoder_last_pipeline_num_layers: each stage "
