@@ -168,6 +168,23 @@ def test_estimate_predicts_a_planned_layout_at_the_speeds_of_the_cluster(
         assert sentence in planned.splitlines() and sentence in estimated.splitlines()
 
 
+def test_costs_on_a_calibrated_cluster_rest_on_its_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPU-hours were computed from the published figure, although the cluster's host was known to be half as fast."""
+    row = {"kernel": "host", "shape": "small layers", "rate": 280.0}
+    keep(result("NVIDIA H100 80GB HBM3", rates=[row]), "file", Cluster(name="site"))
+    words = ["estimate", "qwen3_30b_a3b_tensorwise_h100", "--json"]
+    found = []
+    for cluster in (["--cluster", "site"], []):
+        assert run([*words, *cluster]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    here, elsewhere = (one["throughput"] for one in found)
+    assert not here["known"] and here["basis"].startswith("predicted")
+    assert here["tokens_per_s_per_gpu"] == found[0]["predicted"]["tokens_per_s_per_gpu"]
+    assert elsewhere["known"] and elsewhere["basis"].startswith("published for")
+    assert run([*words, "--cluster", "site", "--tokens-per-second-per-gpu", "5000"]) == 0
+    assert json.loads(capsys.readouterr().out)["throughput"]["tokens_per_s_per_gpu"] == 5000
+
+
 def test_rates_without_a_reference_are_not_said_to_be_used() -> None:
     row = {"kernel": "attention", "shape": "1024 tokens", "rate": 250.0}
     keep(result(H200, rates=[row]), "file", Cluster(name="site"))

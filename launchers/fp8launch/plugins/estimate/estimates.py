@@ -27,12 +27,13 @@ class Prediction:
     """A plugin's prediction for a run.
 
     `fields` are added to the JSON of `estimate`, and `print_text` prints the same as text. The cost is computed from
-    `throughput` unless a better value is known.
+    `throughput` unless a better value is known. `calibrated` is whether it rests on rates measured on the cluster.
     """
 
     fields: Mapping[str, Any]
     print_text: Callable[[], None]
     throughput: Throughput | None = None
+    calibrated: bool = False
 
 
 # A plugin's function. It returns a prediction for a run on a cluster, or the reason why there is none.
@@ -88,9 +89,7 @@ def _estimated(
     world, batch = run.layout.world, run.layout.global_batch
     memory = covered_estimate(run)
     predictions, missing = _predictions(run, memory, cluster)
-    throughput = _known_throughput(prepared, gpu, speed)
-    for prediction in predictions.values():
-        throughput = throughput or prediction.throughput
+    throughput = _throughput(prepared, gpu, speed, list(predictions.values()))
     costs = cost(args, world, batch, throughput)
     return Estimate(prepared, run, parameters(args, world), memory, costs, predictions, missing)
 
@@ -112,15 +111,23 @@ def _predictions(
     return found, missing
 
 
-def _known_throughput(prepared: Prepared, what_if: str | None, stated: float | None) -> Throughput | None:
-    """Return the throughput given by the user, else the published one unless another GPU is considered."""
+def _throughput(
+    prepared: Prepared, what_if: str | None, stated: float | None, predictions: Sequence[Prediction]
+) -> Throughput | None:
+    """Return the throughput given by the user, predicted with the cluster's own rates, published, or predicted."""
     if stated is not None:
         return Throughput(stated, "stated by --tokens-per-second-per-gpu", known=True)
+    predicted = sorted((one for one in predictions if one.throughput), key=lambda one: not one.calibrated)
     reference = prepared.loaded.recipe.reference
-    if reference is None or what_if is not None or not _as_published(prepared.loaded):
-        return None
-    basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
-    return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+    if (
+        reference is not None
+        and what_if is None
+        and not any(one.calibrated for one in predicted)
+        and _as_published(prepared.loaded)
+    ):
+        basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
+        return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+    return predicted[0].throughput if predicted else None
 
 
 def _as_published(loaded: LoadedRecipe) -> bool:

@@ -95,9 +95,14 @@ class Calibration:
     corrections: tuple[Correction, ...]
 
     @property
+    def changes(self) -> bool:
+        """Whether any rate has a reference, so that predictions use it."""
+        return any(one.factor is not None for one in self.corrections)
+
+    @property
     def in_words(self) -> str:
         text = f"the rates of cluster {self.cluster}, measured on {self.rates.device} on {self.rates.date}"
-        if all(one.factor is None for one in self.corrections):
+        if not self.changes:
             return f"Predicted without {text}: none of them changes anything."
         return f"Predicted with {text}."
 

@@ -37,6 +37,7 @@ def estimate_step(run: ResolvedRun, memory: MemoryEstimate | None, cluster: Clus
         },
         print_text=partial(show_step_time, step),
         throughput=Throughput(step.tokens_per_s_per_gpu, basis, known=False),
+        calibrated=step.speeds.calibration is not None and step.speeds.calibration.changes,
     )
 
 
