@@ -53,10 +53,15 @@ def test_missing_files_are_told_with_file_and_line(tmp_path: Path) -> None:
     assert problem.fix == f"did you mean {a}?"
 
 
-def test_one_of_two_files_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["bin", "idx"])
+def test_one_of_two_files_is_missing(tmp_path: Path, missing: str) -> None:
+    """It was answered with "did you mean" and the same name, or that of an unrelated dataset."""
     a = write_dataset(tmp_path / "a", PLENTY)
-    Path(f"{a}.idx").unlink()
-    assert "has no .idx file" in only(look(tmp_path, indexed([str(a)]))).message
+    write_dataset(tmp_path / "unrelated", PLENTY)
+    Path(f"{a}.{missing}").unlink()
+    problem = only(look(tmp_path, indexed([str(a)])))
+    assert f"has no .{missing} file" in problem.message
+    assert problem.fix == "copy it next to the other file, or build the dataset again"
 
 
 def test_a_prefix_with_its_ending(tmp_path: Path) -> None:

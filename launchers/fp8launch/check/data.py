@@ -204,7 +204,8 @@ def _dataset(dataset: Dataset, paths: JobPaths) -> Index | Problem | None:
     absent = [f".{end}" for end in ("bin", "idx") if kind_of(Path(f"{here}.{end}")) in ("missing", "folder")]
     if absent:
         message = f"data {with_place_here(prefix, here)} has no {' and no '.join(absent)} file"
-        return Problem("error", "data-missing", message, where, _meant(prefix, here))
+        fix = "copy it next to the other file, or build the dataset again" if len(absent) == 1 else _meant(prefix, here)
+        return Problem("error", "data-missing", message, where, fix)
     try:
         return read_index(here)
     except BrokenIndex as exc:

@@ -56,6 +56,12 @@ def test_a_missing_dataset_has_a_near_name(made: Path) -> None:
     assert f"did you mean {made}?" in done.stderr
 
 
+def test_half_a_dataset_is_not_a_typing_error(made: Path) -> None:
+    Path(f"{made}.bin").unlink()
+    done = data("inspect", made, expect=2)
+    assert "did you mean" not in done.stderr and "copy the missing file" in done.stderr
+
+
 def test_split_gives_every_document_to_one_part(made: Path) -> None:
     data("split", made, "--part", "train=90", "--part", "valid=10")
     train, valid = (read(made.with_name(f"made_{name}")) for name in ("train", "valid"))

@@ -57,7 +57,9 @@ def open_index(prefix: Path) -> Index:
         if prefix.parent.is_dir():
             near = nearest(prefix.name, [path.stem for path in prefix.parent.glob("*.idx")])
         fix = "name the path that .bin and .idx share"
-        if near:
+        if any(prefix.with_name(f"{prefix.name}.{ending}").exists() for ending in ("bin", "idx")):
+            fix = "copy the missing file next to the other one, or build the dataset again"
+        elif near:
             fix = f"did you mean {prefix.parent / near}?"
         message = f"there is no dataset {prefix}: {exc.strerror}"
         raise error("data-missing", message, str(exc.filename or prefix), fix) from None
