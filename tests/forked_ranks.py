@@ -1,13 +1,14 @@
-"""Ranks of training jobs, forked from one process that has imported their software: `python forked_ranks.py PROGRAM`.
+"""Ranks of jobs, forked from one process that has imported their software: `python forked_ranks.py worker|bridge`.
 
-For tests that look at a training and not at its start, most of which is imports. From the fork on, a rank is what it
-is in a job: the program, `worker` or `bridge`, runs from its first line on. Each line of stdin is a job: `argv`,
-`folder`, `output` (a file) and `ranks`, the variables of each. The answer is a line with their exit codes. As under
-torchrun, all end once one failed.
+For tests that look at what a job does and not at its start, most of which is imports: of Megatron-LM for `worker`, also
+of Megatron-Bridge for `bridge`. From the fork on, a rank is what it is in a job: the program runs from its first line
+on. Each line of stdin is a job: `program` (a module), `argv`, `folder`, `output` (a file) and `ranks`, the variables of
+each. The answer is a line with their exit codes. As under torchrun, all end once one failed.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -56,12 +57,13 @@ def become(job: dict[str, Any], variables: dict[str, str]) -> None:
     os.dup2(output, 2)
     os.environ.update(variables)
     os.chdir(job["folder"])
+    program: Any = importlib.import_module(job["program"])
     sys.argv = [str(Path(program.__file__)), "--", *job["argv"]]
     worker.STARTED = time.time()
     program.main()
 
 
-# What recipes of every kind import of Megatron-Bridge, most of it for the first of these modules.
+# What conversions and recipes of every kind import of Megatron-Bridge, most of it for the first of these modules.
 OF_BRIDGE = (
     "megatron.bridge.training.pretrain",
     "megatron.bridge.training.finetune",
@@ -82,10 +84,8 @@ if __name__ == "__main__":
 
     python311.install()
     cpu.install()
-    program: Any = worker
     if sys.argv[1] == "bridge":
         from fp8launch.plugins.bridge.injob import absent_packages
-        from fp8launch.plugins.bridge.injob import bridge as program
 
         worker.prepare_megatron("cpu")  # Bridge takes functions out of the modules that this replaces
         absent_packages.install()

@@ -137,9 +137,9 @@ def srun(processes: int, argv: list[str], **env: str) -> Run:
 
 
 @functools.cache
-def _server(program: str, python_path: str) -> subprocess.Popen[str]:
-    """The process that has imported the software of a program, from this path first."""
-    command = [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), program]
+def _server(software: str, python_path: str) -> subprocess.Popen[str]:
+    """The process that has imported this software, from this path first."""
+    command = [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), software]
     env = job_environment(PYTHONPATH=python_path)
     server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(server.communicate)
@@ -151,18 +151,23 @@ def forked(
     argv: Sequence[str],
     folder: Path | None = None,
     PYTHONPATH: str = "",
-    program: str = "worker",
+    software: str = "worker",
+    program: str = "fp8launch.injob.rank.worker",
     **env: str,
 ) -> Run:
-    """The processes of one node, without each one's imports: for tests of a training and not of its start."""
+    """The processes of one node, without each one's imports: for tests of what a job does and not of its start.
+
+    `software` is what they have imported already, as in forked_ranks.py, and `program` the module that they run.
+    """
     size, port = str(processes), str(ranks.free_port())
     env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     each = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    server = _server(program, PYTHONPATH)
+    server = _server(software, PYTHONPATH)
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.NamedTemporaryFile("r", errors="replace") as output:
-        job = {"argv": list(argv), "folder": str(folder or Path.cwd()), "output": output.name, "ranks": each}
+        place = str(folder or Path.cwd())
+        job = {"program": program, "argv": list(argv), "folder": place, "output": output.name, "ranks": each}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         codes = json.loads(server.stdout.readline())

@@ -93,7 +93,7 @@ def run_job(
 
 def fork_job(folder: Path, options: Sequence[str], words: Sequence[str], **env: str) -> train_jobs.Run:
     """`run_job` without the imports of Bridge, which take longer than a training."""
-    return train_jobs.forked(1, [*options, *words], folder, OWN_PATH, "bridge", **env)
+    return train_jobs.forked(1, [*options, *words], folder, OWN_PATH, "bridge", bridge.__name__, **env)
 
 
 @pytest.mark.parametrize("separator", [["--"], []])

@@ -26,6 +26,7 @@ TESTS = Path(__file__).resolve().parents[2]
         ("evaluate", "evaluate/test_evaluate_program.py", 4),
         ("bridge", "rehearse/test_bridge_own_code.py", 17),
         ("bridge", "bridge/test_bridge_program.py", 13),
+        ("bridge", "convert/test_convert_program.py", 11),
         # Both import Bridge into their own process.
         ("bridge", "bridge/test_bridge_configurations.py data/test_chat_with_bridge.py", 24),
     ],

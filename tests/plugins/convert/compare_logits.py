@@ -1,4 +1,4 @@
-"""Compare the forward passes of a Hugging Face model and Megatron's model on the CPU: `... MODEL CHECKPOINT DTYPE`.
+"""Compare the forward passes of a Hugging Face model and Megatron's model on the CPU: `... -- MODEL CHECKPOINT DTYPE`.
 
 Prints the largest difference of two logits, and the largest logit.
 """
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "launchers"))
 
 from fp8launch.injob.rank import worker
 from fp8launch.plugins.bridge.injob import bridge
@@ -22,7 +19,7 @@ LENGTH = 32
 
 
 def main() -> None:
-    model_name, checkpoint, dtype_name = sys.argv[1:]
+    _, model_name, checkpoint, dtype_name = sys.argv[1:]
     worker.prepare(worker.begin())
     modules = ("megatron.bridge.models.conversion.auto_bridge", "megatron.bridge.training.checkpointing")
     bridge.import_modules(modules)
@@ -44,7 +41,3 @@ def main() -> None:
     with torch.no_grad():
         theirs = reference(ids).logits.float()
     print("logits", (theirs - mine).abs().max().item(), theirs.abs().max().item(), flush=True)
-
-
-if __name__ == "__main__":
-    main()
