@@ -208,7 +208,9 @@ def test_variables_of_a_profile_keep_their_digits(write: Write) -> None:
     assert load_cluster(write("c.yaml", "env: {A: 3.10, B: 007}\n")).env == {"A": "3.10", "B": "007"}
 
 
-@pytest.mark.parametrize("name", ["code", "python", "megatron_args", "UID", "RANDOM", "MASTER_ADDR"])
+@pytest.mark.parametrize(
+    "name", ["code", "python", "megatron_args", "UID", "RANDOM", "MASTER_ADDR", "RANK", "WORLD_SIZE"]
+)
 def test_variables_that_the_script_or_bash_needs_are_refused(write: Write, name: str) -> None:
     one = prepare(write("r.yaml", f"name: r\nenv:\n  {name}: x\n"))
     problem = only(refused(plan, one, Cluster(), Path("/r")))

@@ -23,6 +23,8 @@ _SCRIPT_VARIABLES = {
     "python", "run_folder", "runs", "status", "trusted", "FP8LAUNCH_START", "FP8LAUNCH_STOP_AT", "MASTER_ADDR",
     "MASTER_PORT",
 }  # fmt: skip
+# Wrong values would make every process rank 0, or wait for ranks that do not exist.
+_OF_A_RANK = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 # Variables to which bash, up to 5.3, gives a value, a type or a special meaning. A test derives them from the installed
 # bash. Every shell treats OPTIND as a number: bash evaluates its value as an expression, and dash refuses to start.
 _BASH_VARIABLES = {
@@ -122,6 +124,8 @@ def _owner_of(name: str) -> str | None:
     """Say which program sets or reads a variable, or return None if the name is free to use."""
     if name in _SCRIPT_VARIABLES:
         return "set by the batch script"
+    if name in _OF_A_RANK:
+        return "set for each rank when it starts"
     if name in _BASH_VARIABLES:
         return "bash's own"
     if name in _READ_BY_SHELLS:
