@@ -237,6 +237,12 @@ class TestBesideTheSpeed:
         per_gpu_second = 64 * 4096 / 8
         assert found.rows[0].cost_per_million_tokens == pytest.approx(0.001 / per_gpu_second * 1e6)
 
+    def test_a_batch_of_nothing_has_no_speed_in_tokens(self, tmp_path: Path) -> None:
+        log = write_log(tmp_path / "a.log", Made(batch=0, joules=50.0))
+        row = only(of(log, price_per_gpu_hour=2.0).rows)
+        assert (row.tokens, row.cost_per_million_tokens, row.energy_per_token) == (None, None, None)
+        assert row.step_time.median == 1000
+
     def test_published_figure(self, tmp_path: Path) -> None:
         reference = {"tokens_per_s_per_gpu": 40000, "tflops_per_gpu": 700, "gpus": 8, "source": "a page, 2026"}
         run = write_run(tmp_path / "a", Made(), recipe={"reference": reference})

@@ -65,6 +65,11 @@ def test_the_same_in_other_words(a: object, b: object) -> None:
     assert differing([{"x": a}, {"x": b}]) == []
 
 
+def test_a_zero_is_a_number_and_not_off() -> None:
+    assert "seed 0 against 1" in parity_differences({"seed": 0}, {"seed": 1})
+    assert "clip_grad off against 1.0" in parity_differences({"clip_grad": False}, {"clip_grad": 1.0})
+
+
 @pytest.mark.parametrize(
     ("key", "fact"),
     [

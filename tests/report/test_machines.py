@@ -76,6 +76,7 @@ def test_the_gpu_by_the_drivers_name(models: tuple[str, ...], gpu: str | None) -
         (("n10", "n9", "n2"), "n[2,9-10]"),
         (("gpu-008", "gpu-009", "gpu-010"), "gpu-[008-010]"),
         (("a1.site", "a2.site", "b"), "a[1-2].site,b"),
+        (("gpu", "gpu1", "gpu2"), "gpu,gpu[1-2]"),
     ],
 )
 def test_names_as_slurm_writes_them(nodes: tuple[str, ...], text: str) -> None:

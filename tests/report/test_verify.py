@@ -92,6 +92,13 @@ def test_what_is_not_as_asked_is_a_warning(arguments: Any, evidence: Evidence, w
     assert any(warning in each for each in found.warnings)
 
 
+def test_a_number_of_modules_that_is_none_is_read() -> None:
+    line = 'fp8launch-probe: {"totals": {"linears": 1}, "groups": [{"role": "linear", "why": "router", "n": 1e999}]}'
+    evidence = parse_evidence(line)
+    assert evidence
+    assert judge(ASKED, [evidence]).verdict == "not FP8"
+
+
 def test_fp8_weights_silence_the_warning_about_parameter_gather() -> None:
     assert judge({**ASKED, "fp8_param_gather": True}, [probe(16, fp8_weights=16)]).warnings == ()
 

@@ -270,12 +270,9 @@ def _describe(name: str, a: Facts, b: Facts) -> str:
 
 
 def _short(value: object) -> str:
-    text = str(value)
-    if value in (None, False):
-        text = "off"
-    elif value is True:
-        text = "on"
-    return shortened(text)
+    if value is None or value is False:
+        return "off"
+    return "on" if value is True else shortened(str(value))
 
 
 def shortened(text: str) -> str:

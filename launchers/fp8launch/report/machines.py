@@ -27,9 +27,7 @@ class Machines:
         if len(self.gpus) != 1:
             return None
         known = gpu_of_model(self.gpus[0])
-        if known is None:
-            return None
-        return known.name
+        return None if known is None else known.name
 
     def facts(self) -> dict[str, object]:
         facts = {"node set": compressed(self.nodes), "GPU": ", ".join(self.gpus), "driver": ", ".join(self.drivers)}
@@ -62,21 +60,17 @@ def _name(value: object) -> str:
 
 def compressed(nodes: Iterable[str]) -> str:
     """Write host names as Slurm does: `n[1-3,7],login`."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str | None], list[str]] = {}
     for node in sorted(set(nodes), key=_natural):
         found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", node)
-        head, digits, tail = found.groups() if found else (node, "", "")
-        groups.setdefault((head, tail), []).append(digits)
+        # A name without a number has a group of its own: `gpu` is not one of `gpu[1-2]`.
+        head, number, tail = found.groups() if found else (node, "", None)
+        groups.setdefault((head, tail), []).append(number)
     names = []
-    for (head, tail), digits in groups.items():
-        names.append(head + _numbers(digits) + tail)
+    for (head, tail), numbers in groups.items():
+        ranges = ",".join(map("-".join, consecutive(numbers)))
+        names.append(f"{head}{ranges if len(numbers) == 1 else f'[{ranges}]'}{tail or ''}")
     return ",".join(names)
-
-
-def _numbers(digits: Sequence[str]) -> str:
-    if len(digits) == 1:
-        return digits[0]
-    return f"[{','.join(map('-'.join, consecutive(digits)))}]"
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -334,18 +334,15 @@ def _training(logs: Sequence[ParsedLog], attempts: LoggedProcesses, steady: Stea
 
 def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
     """Compute tokens/s from the step time, else take the logged value. Take TFLOP/s as logged, else compute it."""
-    tokens: Sequence[float] = setup.tokens_per_s_per_gpu(kept)
+    tokens = [t for t in setup.tokens_per_s_per_gpu(kept) if t > 0]
     tokens_source: Literal["step time", "logged"] | None = "step time"
     if not any(map(math.isfinite, tokens)):
-        tokens = kept.column("tokens_per_s_per_gpu")
-        tokens_source = "logged"
+        tokens_source, tokens = "logged", [t for t in kept.column("tokens_per_s_per_gpu") if t > 0]
     tokens_statistic = statistic(tokens)
     if tokens_statistic is None:
         tokens_source = None
     per_token = setup.flops_per_token
-    recomputed: list[float] = []
-    if per_token:
-        recomputed = [t * per_token / 1e12 for t in tokens]
+    recomputed = [t * per_token / 1e12 for t in tokens] if per_token else []
     # CPU runs print 0.0 if the throughput is too small to show.
     tflops = [v for v in kept.column("tflops_per_gpu") if v > 0]
     tflops_source: Literal["logged", "recomputed"] | None = "logged"
@@ -355,9 +352,6 @@ def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
     if tflops_statistic is None:
         tflops_source = None
     peak = setup.peak_tflops
-    mfu = None
-    if peak:
-        mfu = statistic(t / peak for t in tflops)
     return Speed(
         step_time_ms=statistic(kept.column("step_time_ms")),
         tflops_per_gpu=tflops_statistic,
@@ -365,7 +359,7 @@ def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
         tflops_per_gpu_recomputed=statistic(recomputed),
         tokens_per_s_per_gpu=tokens_statistic,
         tokens_source=tokens_source,
-        mfu=mfu,
+        mfu=statistic(t / peak for t in tflops) if peak else None,
         mfu_denominator=setup.mfu_denominator(),
         energy_j_per_gpu=statistic(kept.column("energy_j_per_gpu")),
         timers_ms=_timers(kept),

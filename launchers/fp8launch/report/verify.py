@@ -21,7 +21,7 @@ from fp8launch.hardware.quantization import CUSTOM, quantization_recipes, recipe
 from fp8launch.logs import Evidence, LoggedProcesses, ParsedLog, attempts_of
 from fp8launch.logs.evidence import of_kind
 from fp8launch.report.run_report import json_list
-from fp8launch.untyped import as_mapping
+from fp8launch.untyped import as_mapping, as_number
 
 FindingKind = Literal["kernels", "modules", "arguments", "sharding"]
 
@@ -144,10 +144,8 @@ def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
 
 
 def _number(value: object) -> float:
-    """Return a number unchanged, and 0 for NaN or any other type."""
-    if isinstance(value, int | float) and value == value:
-        return float(value)
-    return 0.0
+    """Return a finite number unchanged, and 0 for anything else."""
+    return as_number(value) or 0.0
 
 
 NOT_PARTITIONED = "not-partitioned"
