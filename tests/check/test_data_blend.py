@@ -140,6 +140,8 @@ def test_epochs_are_counted(tmp_path: Path) -> None:
     problem = only(look(tmp_path, indexed([str(a)])))
     assert (problem.code, problem.severity) == ("data-epochs", "warning")
     assert "4 times" in problem.message
+    almost = write_dataset(tmp_path / "almost", [99_990] * 10)
+    assert "which has 1 M for training" in only(look(tmp_path, indexed([str(almost)]), "train.iterations=9999")).message
     b = write_dataset(tmp_path / "b", [tokens] * 2)
     problem = only(look(tmp_path, indexed([1, str(a), 1, str(b)])))
     assert f"tokens of {a}" in problem.message and "2 times" in problem.message
@@ -169,6 +171,9 @@ def test_blends_in_files_of_their_own(tmp_path: Path) -> None:
     listed.write_text(f"0.5 {a} 0.5 {a}_gone")
     problem = only(look(tmp_path, f"{base}  data_args_path: {listed}\n  split: '1,0,0'\n"))
     assert (problem.code, problem.where) == ("data-missing", str(listed))
+    listed.write_text("\n")
+    problem = only(look(tmp_path, f"{base}  data_args_path: {listed}\n  split: '1,0,0'\n"))
+    assert (problem.code, problem.where) == ("data-blend", str(listed))
     splits = tmp_path / "splits.json"
     splits.write_text(json.dumps({"train": [str(a)], "valid": f"1 {a}_gone", "test": []}))
     problem = only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n"))

@@ -75,7 +75,9 @@ def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
     if args.values.get("data_path"):
         one.append(_words(prepared, "data_path"))
     text, where = _content(prepared, paths, "data_args_path")
-    if text is not None:
+    if text is not None and not text.split():
+        yield Problem("error", "data-blend", "the file of data_args_path is empty", where, "list the data in it")
+    elif text is not None:
         one.append([(word, where) for word in text.split()])
     if one:
         fractions = _fractions(prepared)
@@ -316,7 +318,7 @@ def _tokens(known: list[tuple[Dataset, Index]], blend: Blend, prepared: Prepared
 
 def _count(tokens: float) -> str:
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= unit:
+        if tokens >= 0.9995 * unit:  # what three digits round to this unit
             return f"{tokens / unit:.3g} {name}"
     return f"{tokens:.0f}"
 
