@@ -133,6 +133,12 @@ def test_any_text_is_read(text: str) -> None:
     assert recorded_in("fp8launch: slow-node: " + text) is None
 
 
+def test_numbers_that_no_iteration_has_are_left_out() -> None:
+    line = 'fp8launch-nodes: {"v":1,"first":1,"last":%s,"forward_ms":{"node1":1.5}}'
+    assert node_times_in(line % "2") == NodeTimes(1, 2, {"node1": 1.5})
+    assert node_times_in(line % ("9" * 400)) is None
+
+
 def test_names_that_are_no_nodes_are_left_out() -> None:
     line = '0: fp8launch-nodes: {"v":1,"first":1,"last":2,"forward_ms":{"node1":1.5,"--help":2,"a,b":3,"n2":"x"}}'
     assert node_times_in(line) == NodeTimes(1, 2, {"node1": 1.5})

@@ -528,6 +528,15 @@ def test_a_disk_that_refuses_writes_is_reported(job: Callable[..., Job]) -> None
     assert "the run stops here" in begun.stderr and "Traceback" not in begun.stderr
 
 
+def test_a_run_that_trained_to_its_end_is_done_even_if_the_disk_refuses_writes(job: Callable[..., Job]) -> None:
+    one = job("survive.attempts=2")
+    one.begin()
+    one.reach(20)
+    (one.run / ".attempts.json.new").mkdir()
+    ended = one.end(137, f"[after training is done]\n{HANG}")
+    assert ended.returncode == 0 and "the training is done, but" in ended.stderr
+
+
 def test_only_the_newest_checkpoints_are_kept(job: Callable[..., Job]) -> None:
     one = job("checkpoint.keep=2", "survive.attempts=2")
     one.begin()

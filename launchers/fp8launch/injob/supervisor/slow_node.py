@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fp8launch.injob.supervisor.log_lines import bounded_int
+
 NODE_TIMES = "fp8launch-nodes: "
 # Starts the log line with which the supervisor asks the training to leave a slow node.
 LEAVE = "fp8launch: slow-node: "
@@ -64,7 +66,7 @@ def node_times_in(line: str) -> NodeTimes | None:
     if not found:
         return None
     try:
-        data, _ = json.JSONDecoder().raw_decode(text)
+        data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(text)
     except (ValueError, RecursionError):
         return None
     return NodeTimes.of_json(data) if isinstance(data, dict) else None

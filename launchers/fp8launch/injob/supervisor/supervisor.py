@@ -357,6 +357,7 @@ def watch(run: Run) -> int:
 
 def main(words: list[str]) -> int:
     what, folder, attempt = words[0], Path(words[1]), Path(words[2])
+    status = int(words[3]) if what == "end" else 0
     try:
         run = Run(folder, attempt, os.environ)
     except (OSError, ValueError) as problem:
@@ -364,12 +365,11 @@ def main(words: list[str]) -> int:
             f"`fp8launch submit {folder} --set checkpoint.load=FOLDER` continues from its checkpoints as another run"
         )
         say(f"this run cannot continue: {problem}; {again}")
-        return int(words[3]) if what == "end" and words[3] != "0" else GIVEN_UP
+        return status or GIVEN_UP
     if what == "begin" and run.damage:
         say(run.damage)
     if what == "watch":
         return watch(run)
-    status = 0
     try:
         if what == "begin":
             return begin(run)
@@ -377,14 +377,13 @@ def main(words: list[str]) -> int:
             return unpickle(run)
         if what == "skip":
             return skip(run)
-        status = int(words[3])
         return end(run, status)
     except OSError as problem:  # a full disk, say
-        reason = f"{problem.filename or folder}"
+        place = problem.filename or folder
         if run.trained:
-            say(f"the training is done, but {reason} cannot be written: {problem.strerror}")
-            return status
-        say(f"the run stops here: {reason}: {problem.strerror}")
+            say(f"the training is done, but {place} cannot be written: {problem.strerror}")
+            return 0
+        say(f"the run stops here: {place}: {problem.strerror}")
         return status or GIVEN_UP
 
 
