@@ -168,7 +168,7 @@ def _time(partition: Partition, options: Options, loaded: LoadedRecipe) -> Itera
 
 
 def _nodes(partition: Partition, job: Job, options: Options, loaded: LoadedRecipe) -> Iterator[Problem]:
-    where, needs = loaded.where("resources", "nodes"), f"the job needs {job.nodes} nodes, but"
+    where, needs = loaded.where("resources", "nodes"), f"the job needs {counted(job.nodes, 'node')}, but"
     name, most = partition.name, partition.max_nodes
     if job.nodes > partition.total_nodes:
         message = f"{needs} partition {name} has {partition.total_nodes}"
