@@ -15,7 +15,6 @@ from fp8launch.check import resolved_run as resolved_run_module
 from fp8launch.check.gemm_shapes import tokens, widths
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
 from fp8launch.check.rule import all_rules
-from fp8launch.check.rules.entry import CPU_FLAGS
 from fp8launch.diagnostics import Problem
 from fp8launch.engines.megatron_lm.engine import NOT_IN_ENTRY
 from fp8launch.megatron.model_arithmetic import expert_layers, virtual_stages
@@ -206,15 +205,10 @@ def test_rules_never_break(
         assert all(p.severity == rule.severity and p.fix for p in rule.problems(run))
 
 
-def test_what_the_entry_and_the_cpu_mode_refuse_is_what_the_rules_say() -> None:
+def test_what_the_entry_refuses_is_what_the_rules_say() -> None:
     """Read from the in-job code, which imports torch."""
     entry = _constant("rank/pretrain.py", "NOT_HERE")
     assert tuple(name.lstrip("-").replace("-", "_") for name in entry) == NOT_IN_ENTRY
-    flags = {
-        name.lstrip("-").replace("-", "_"): value or True
-        for name, value in _constant("rank/compat/cpu_process.py", "FLAGS")
-    }
-    assert flags == CPU_FLAGS
 
 
 def _constant(file: str, name: str) -> Any:

@@ -8,20 +8,12 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.cluster.profile import fork_schema_file
 from fp8launch.diagnostics import did_you_mean
+from fp8launch.injob.rank.compat import cpu_process
 from fp8launch.megatron.extra_flags import EXTRA, option_of
 from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.versions import Release
 from fp8launch.plugin_registry import offered
 
-# FLAGS of injob/rank/compat/cpu.py, which imports torch, so this is a copy; a test compares the two.
-CPU_FLAGS = {
-    "transformer_impl": "local",
-    "distributed_backend": "gloo",
-    "no_rope_fusion": True,
-    "no_gradient_accumulation_fusion": True,
-    "no_masked_softmax_fusion": True,
-    "no_persist_layer_norm": True,
-}
 # The dests of negative flags, if they differ from the names.
 _DESTS = {
     "no_rope_fusion": "apply_rope_fusion",
@@ -56,24 +48,20 @@ def unchecked_flags(run: ResolvedRun) -> Iterator[Finding]:
 @rule(
     "cpu-flags",
     "error",
-    source="injob/rank/compat/cpu.py FLAGS",
+    source="injob/rank/compat/cpu_process.py FLAGS",
     says="apply_rope_fusion is not available",
     scope="megatron_lm",
 )
 def cpu_flags(run: ResolvedRun) -> Iterator[Finding]:
     if run.gpu.name != "cpu":
         return
-    wanted = {_DESTS.get(name, name): (name, value) for name, value in CPU_FLAGS.items()}
     missing = []
-    for dest, (name, value) in wanted.items():
+    for flag, value in cpu_process.FLAGS:
+        name = flag.removeprefix("--").replace("-", "_")
+        dest = _DESTS.get(name, name)
         # A flag whose name differs from its attribute switches the attribute off.
-        in_effect = dest == name and value
-        if run.value(dest) == in_effect:
-            continue
-        if value is True:
-            missing.append(name)
-        else:
-            missing.append(f"{name}: {value}")
+        if run.value(dest) != (dest == name and (value or True)):
+            missing.append(f"{name}: {value}" if value else name)
     if missing:
         message = f"a run on CPUs also needs these flags: {', '.join(missing)}"
         yield Finding(message, run.where("gpu"), "add hardware/cpu to `extends`, which sets all of them")

@@ -22,8 +22,8 @@ from fp8launch.injob.rank import training_loop
 from fp8launch.injob.rank.module_facts import chunks_of
 from fp8launch.injob.rank.node_info import describe
 from fp8launch.injob.rank.training_loop import attempt, say
+from fp8launch.injob.supervisor.slow_node import NODE_TIMES
 
-NODE_TIMES = "fp8launch-nodes: "
 _WHAT = "the measurement of forward passes"
 EVERY = 10.0  # seconds between two lines
 # A line names every node: with more nodes there are fewer lines, so that a log stays readable.

@@ -34,6 +34,14 @@ def _mapping(file: Path) -> dict[str, Any]:
     return found
 
 
+def batch_output(folder: Path, job: str) -> Path:
+    """Return the file with the script's own output: in the run folder, or for an array in the study's folder."""
+    for place in (folder, folder.parent):
+        for file in (place / "logs").glob(f"*-{glob.escape(job)}.out"):
+            return file
+    return folder / "logs" / f"batch-{job}.out"  # it does not exist yet
+
+
 class Run:
     """The run folder as this job sees it, and the scheduler that runs the job.
 
@@ -64,14 +72,6 @@ class Run:
     @property
     def log(self) -> Path:
         return self.attempt.with_name(f"{self.name}.log")  # a job id may contain dots
-
-    def batch_output(self, job: str) -> Path:
-        """Return the file with the script's own output: in the run folder, or for an array in the study's folder."""
-        pattern = f"*-{glob.escape(job)}.out"
-        for folder in (self.folder, self.folder.parent):
-            for file in (folder / "logs").glob(pattern):
-                return file
-        return self.folder / "logs" / f"batch-{job}.out"  # it does not exist yet
 
     @property
     def attempts(self) -> list[dict[str, Any]]:

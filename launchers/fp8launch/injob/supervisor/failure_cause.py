@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fp8launch.injob.supervisor import hang_watchdog
-from fp8launch.injob.supervisor.attempt_log import Run
+from fp8launch.injob.supervisor.attempt_log import Run, batch_output
 from fp8launch.injob.supervisor.failure_patterns import STEP_CANCELLED
 from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt, failures_of
 from fp8launch.injob.supervisor.log_lines import tail
@@ -36,7 +36,7 @@ class Cause(NamedTuple):
 
 def cause_of_cut_off(run: Run, attempt: Mapping[str, Any]) -> str:
     """Return why an attempt ended whose own script did not see the end."""
-    said = tail(run.batch_output(attempt["job"]), attempt.get("said", 0))
+    said = tail(batch_output(run.folder, attempt["job"]), attempt.get("said", 0))
     text = said + tail(run.folder / "logs" / f"{attempt['name']}.log")
     if attempt["job"] == run.job:
         # The scheduler itself started this job again.
@@ -52,8 +52,8 @@ def cause_of_end(run: Run, status: int, preempted: bool) -> Cause:
     """Return why the training ended before it was done. `preempted`: the scheduler reports a preemption."""
     log = tail(run.log)
     # A job that starts again appends to its output.
-    batch_output = tail(run.batch_output(run.job), run.attempts[-1].get("said", 0))
-    ending = ending_of_attempt(log, batch_output)
+    output = tail(batch_output(run.folder, run.job), run.attempts[-1].get("said", 0))
+    ending = ending_of_attempt(log, output)
     failure = ending.failure
     if failure is not None and failure.code == "hang":
         return Cause("hang", hang_watchdog.hung_nodes(failure.source), failure.source)
@@ -65,8 +65,8 @@ def cause_of_end(run: Run, status: int, preempted: bool) -> Cause:
     if status == 0 or failure is None:
         return Cause("unknown")
     if failure.code in ("cancelled", STEP_CANCELLED):
-        return _cancelled(failure, batch_output, run, preempted)
-    node = _node_to_blame(failure, log, batch_output, run)
+        return _cancelled(failure, output, run, preempted)
+    node = _node_to_blame(failure, log, output, run)
     if failure.code == "killed" and node is not None:
         line = memory_kill_on(node, log, run)
         if line is not None:
@@ -83,12 +83,12 @@ def _asked_to_leave(exit_line: str, run: Run, preempted: bool) -> str:
     return "time-limit"
 
 
-def _cancelled(failure: Failure, batch_output: str, run: Run, preempted: bool) -> Cause:
+def _cancelled(failure: Failure, output: str, run: Run, preempted: bool) -> Cause:
     """Return the cause if the step was cancelled while the job runs, before the training could react."""
     asked = who_asked(run, preempted)
     if asked != "signal":
         return Cause(asked, None, failure.source)
-    return Cause("cancelled", node_of(failure.source, batch_output, run), failure.source)
+    return Cause("cancelled", node_of(failure.source, output, run), failure.source)
 
 
 def memory_kill_on(node: str, log: str, run: Run) -> str | None:
@@ -113,12 +113,12 @@ def memory_kill_on(node: str, log: str, run: Run) -> str | None:
     return line
 
 
-def _node_to_blame(failure: Failure, log: str, batch_output: str, run: Run) -> str | None:
+def _node_to_blame(failure: Failure, log: str, output: str, run: Run) -> str | None:
     if failure.code == "unhealthy-node":
         return ",".join(_UNHEALTHY.findall(log)) or None
     if failure.code in REPORTED_BY_PEERS:
         return node_of_silence(log, run)
-    return node_of(failure.source, batch_output, run)
+    return node_of(failure.source, output, run)
 
 
 def who_asked(run: Run, preempted: bool) -> str:
@@ -130,7 +130,7 @@ def who_asked(run: Run, preempted: bool) -> str:
     return "time-limit" if time_is_up else "signal"
 
 
-def node_of(line: str, batch_output: str, run: Run) -> str | None:
+def node_of(line: str, output: str, run: Run) -> str | None:
     """Return the node of the process that printed a line, else the first failed node according to the scheduler."""
     node = run.scheduler.node_in_message(line)
     if node:
@@ -140,7 +140,7 @@ def node_of(line: str, batch_output: str, run: Run) -> str | None:
         nodes = run.scheduler.nodes_of([int(label.group(1))])
         if nodes:
             return nodes[0]
-    return run.scheduler.node_that_failed(line) or run.scheduler.node_that_failed(batch_output)
+    return run.scheduler.node_that_failed(line) or run.scheduler.node_that_failed(output)
 
 
 def node_of_silence(log: str, run: Run) -> str | None:

@@ -24,7 +24,7 @@ from typing import Any
 from fp8launch.injob.supervisor import checkpoints, slow_node
 from fp8launch.injob.supervisor.failures import ALL_WRITTEN
 from fp8launch.injob.supervisor.health_rules import Event
-from fp8launch.injob.supervisor.health_watch import Actions, HealthWatch, record_of
+from fp8launch.injob.supervisor.health_watch import Actions, HealthWatch, record_of, values_of
 from fp8launch.injob.supervisor.job_scheduler import JobScheduler
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, say, tail
 
@@ -35,8 +35,6 @@ HEALTH_EVERY = 2.0  # seconds between two health checks
 SPARE_EVERY = 60.0  # seconds between two requests for a node to replace a slow one
 MARGIN = 4  # a hang is this many times as long as the longest silence of this training so far
 HUNG = "fp8launch: hang: "
-_ITERATION = re.compile(r"iteration\s{1,20}(\d{1,15})/\s{0,20}\d{1,15} \|")
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): (\d{1,12}(?:\.\d{1,9})?)(?![\d.])")
 # "3: Stack (most recent call first):" from a task, or "0: [rank3]: Stack ..." from a rank started by torchrun. Without
 # srun, the task number is missing.
 _LABELLED = re.compile(r"\s{0,20}(?=\d|\[)(?:(\d{1,9}): )?(?:\[rank(\d{1,9})\]: )?\s{0,20}(.*)")
@@ -65,13 +63,10 @@ class Progress:
             self.longest = max(self.longest, self.silent)
         for line in text.splitlines():
             self.over = self.over or ALL_WRITTEN in line
-            found = _ITERATION.search(line[:LONGEST_LINE])
-            if found is None:
-                continue
-            self.iteration = int(found.group(1))
-            elapsed = _ELAPSED.search(line[:LONGEST_LINE], found.end())
-            if elapsed:
-                self.per_iteration = float(elapsed.group(1)) / 1000
+            row = values_of(line[:LONGEST_LINE])
+            if row is not None:
+                self.iteration = int(row["number"])
+                self.per_iteration = row.get("step_time_ms", 1000 * self.per_iteration) / 1000
         self.size, self.silent, self.checkpoint_seen = size, 0.0, None
 
 

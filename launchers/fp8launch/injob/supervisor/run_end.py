@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import re
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.regular_files import read_regular
-from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN, batch_output
 from fp8launch.injob.supervisor.log_lines import tail
 from fp8launch.injob.supervisor.run_records import MANIFEST
 from fp8launch.injob.supervisor.supervisor import CANCELLED
@@ -42,7 +41,7 @@ def end_of(folder: Path, attempt: str, status: int) -> End | None:
         return End(attempt, "failed", f"exit status {status}")
     if json_mapping(folder / MANIFEST).get("cancelled"):
         return End(attempt, "cancelled", "by fp8launch cancel")
-    reasons = _SLURM_ENDS.findall(batch_output(folder, attempt.rpartition("-")[0]))
+    reasons = _SLURM_ENDS.findall(tail(batch_output(folder, attempt.rpartition("-")[0])))
     if reasons and "REQUEUE" in reasons[-1]:
         return None  # Slurm starts the job again
     return End(attempt, "interrupted", "the job was ended: cancelled, preempted or at its time limit")
@@ -73,11 +72,3 @@ def json_mapping(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def batch_output(folder: Path, job: str) -> str:
-    """Return the end of the script's own output: in the run folder, or for an array in the study's folder."""
-    for place in (folder, folder.parent):
-        for file in (place / "logs").glob(f"*-{glob.escape(job)}.out"):
-            return tail(file)
-    return ""

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints, continuation, hang_watchdog
-from fp8launch.injob.supervisor.attempt_log import Run
+from fp8launch.injob.supervisor.attempt_log import Run, batch_output
 from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
 from fp8launch.injob.supervisor.health_rules import Event
 from fp8launch.injob.supervisor.health_watch import CAUSE as UNHEALTHY
@@ -124,7 +124,7 @@ def new_attempt(run: Run) -> dict[str, Any]:
         "until": continuation.end_time(run),
     }
     with contextlib.suppress(OSError):
-        attempt["said"] = run.batch_output(run.job).stat().st_size
+        attempt["said"] = batch_output(run.folder, run.job).stat().st_size
     if run.phase:
         attempt["phase"] = run.phase["name"]
     attempt["before"] = checkpoints.latest(run.checkpoint)

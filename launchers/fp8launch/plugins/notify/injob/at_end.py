@@ -21,11 +21,12 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
+from fp8launch.injob.supervisor.attempt_log import batch_output
 from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt
 from fp8launch.injob.supervisor.health_rules import HealthLimits, HealthProblem, errors_of, problems_of
 from fp8launch.injob.supervisor.health_watch import series_of, values_of
 from fp8launch.injob.supervisor.log_lines import say, tail
-from fp8launch.injob.supervisor.run_end import End, batch_output, end_of, json_mapping
+from fp8launch.injob.supervisor.run_end import End, end_of, json_mapping
 from fp8launch.injob.supervisor.run_records import MANIFEST
 from fp8launch.plugins.notify.injob.sent import claim, record_of
 from fp8launch.plugins.notify.injob.webhook import ADDRESS, post
@@ -43,7 +44,8 @@ def message_about(folder: Path, end: End) -> tuple[dict[str, Any], bool]:
     health = _health(folder, rows)
     failure: Failure | None = None
     if end.state != "completed":
-        failure = ending_of_attempt(log, batch_output(folder, end.attempt.rpartition("-")[0])).failure
+        output = tail(batch_output(folder, end.attempt.rpartition("-")[0]))
+        failure = ending_of_attempt(log, output).failure
     loss = rows[-1].get("loss", math.nan) if rows else math.nan
     text = f"{folder.name}: {end.state}"
     if end.state != "cancelled" and failure is not None:
