@@ -54,6 +54,7 @@ HELD = {
     "software.scale",
     "software.scale_delayed",
     "software.tp_overlapped",
+    "software.tp_overlapped_pair",
     "software.experts_overlapped",
     "hopper.memory",
     "hopper.gemm.blockwise",

@@ -57,8 +57,10 @@ def _add_tensor_parallel(run: Workload, time: LayerTime, kind: str, recipe: str)
         # The backward pass gathers the inputs of the column-parallel layers again.
         backward += pairs * gathered
     if run.on("tp_comm_overlap"):
-        forward *= run.speeds.software.tp_overlapped
-        backward *= run.speeds.software.tp_overlapped
+        software = run.speeds.software
+        exposed = software.tp_overlapped if run.split.tp > 2 else software.tp_overlapped_pair
+        forward *= exposed
+        backward *= exposed
     _add(time, f"TP communication ({group.link(run.speeds)})", forward, backward)
 
 
