@@ -13,6 +13,7 @@ from fp8launch.engines.base import Engine, EngineArguments, Layout
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe, RecipeSource, load_recipe
 from fp8launch.recipe.phases import merge_phase_problems, phase_recipes
+from fp8launch.recipe.quoted_speed import as_quoted
 from fp8launch.recipe.stored_data import has_relative_data, with_data_below
 from fp8launch.recipe.write_yaml import write_yaml
 
@@ -129,11 +130,17 @@ def recipe_digest(prepared: Prepared) -> str:
 
 
 def resolved_recipe(prepared: Prepared) -> dict[str, Any]:
-    """Return the recipe, merged with everything it extends, with name and description first."""
+    """Return the recipe, merged with everything it extends, with name and description first.
+
+    Without a published speed that belongs to other settings.
+    """
     plain: dict[str, Any] = prepared.loaded.tree.plain()
     # A run is a single point. Resubmitting its recipe must not start the whole study again.
+    left_out = {"axes", "nodes"}
+    if "reference" in plain and not as_quoted(prepared.loaded):
+        left_out.add("reference")
     order = dict.fromkeys(("name", "description", *plain))
-    return {key: plain[key] for key in order if key in plain and key not in ("axes", "nodes")}
+    return {key: plain[key] for key in order if key in plain and key not in left_out}
 
 
 def engine_record(prepared: Prepared, job: Job) -> dict[str, Any]:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from fp8launch import plugin_registry
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
-from fp8launch.diagnostics import UserError
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.parameters import Parameters, parameters
 from fp8launch.plugins.estimate.cost import Cost, Throughput, cost
 from fp8launch.plugins.estimate.fit import covered_estimate
 from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, usable_bytes
-from fp8launch.recipe.load import LoadedRecipe, load_recipe
-from fp8launch.recipe.schema import Recipe
+from fp8launch.recipe.quoted_speed import as_quoted
 from fp8launch.wording import counted
 
 if TYPE_CHECKING:
@@ -123,30 +121,11 @@ def _throughput(
         reference is not None
         and what_if is None
         and not any(one.calibrated for one in predicted)
-        and _as_published(prepared.loaded)
+        and as_quoted(prepared.loaded)
     ):
         basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
         return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
     return predicted[0].throughput if predicted else None
-
-
-def _as_published(loaded: LoadedRecipe) -> bool:
-    """Return whether a run has the settings of the recipe that quotes the figure, except for its size and length.
-
-    Overrides, phases and recipes that extend the quoting one inherit its figure.
-    """
-    try:
-        quoting = load_recipe(loaded.where("reference").rpartition(":")[0]).recipe
-    except UserError:
-        return True  # an override quotes the figure, or a file that is no recipe on its own
-    return _decisive(loaded.recipe) == _decisive(quoting)
-
-
-def _decisive(recipe: Recipe) -> tuple[object, ...]:
-    """Return the settings that decide the speed of a GPU. Weak scaling keeps the sequences for each GPU."""
-    batch, resources = recipe.batch, recipe.resources
-    sections = (recipe.engine, recipe.model, recipe.precision, recipe.parallel, recipe.optimizer, recipe.megatron)
-    return (*sections, batch.micro, batch.sequence, (batch.global_ or 0) / resources.world_size, resources.gpu)
 
 
 def run_costs(each: Sequence[Estimate], cluster: Cluster, tokens: float | None) -> Prediction | str:
