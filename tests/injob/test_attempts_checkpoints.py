@@ -73,6 +73,14 @@ def test_a_job_that_is_killed_while_bridge_writes_its_last_file(folder: Path, da
     assert checkpoints.latest(folder) == 4
 
 
+@pytest.mark.parametrize("name", [7, None, b"a", "a" * 300])
+def test_metadata_that_names_no_file_is_damage(tmp_path: Path, name: object) -> None:
+    piece = types.SimpleNamespace(relative_path=name, offset=0, length=1)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(types.SimpleNamespace(storage_data={"x": piece})))
+    (tmp_path / "metadata.json").write_text("{}")
+    assert "has metadata that cannot be read" in (checkpoints.torn(tmp_path) or "")
+
+
 def test_a_lack_of_memory_does_not_make_the_training_start_over(folder: Path) -> None:
     """Metadata with an array of 2^60 bytes is a MemoryError on every machine."""
     metadata = checkpoints.place(folder, 6) / ".metadata"

@@ -138,20 +138,19 @@ def _torn_distributed(checkpoint: Path) -> str | None:
         return "contains common.pt, which is cut short"
     try:
         json.loads(read_regular(checkpoint / "metadata.json", _LARGEST_JSON).decode())
-        stored = _storage(checkpoint)
         ends: dict[str, int] = {}
-        for piece in stored.values():
+        for piece in _storage(checkpoint).values():
             ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
+        for name, end in sorted(ends.items()):
+            if not (checkpoint / name).is_file():
+                return f"{name} is missing"
+            size = (checkpoint / name).stat().st_size
+            if size < end:
+                return f"{name} has {size} of {end} bytes"
     except MemoryError:
         raise
     except Exception as problem:
         return f"has metadata that cannot be read: {problem}"
-    for name, end in sorted(ends.items()):
-        if not (checkpoint / name).is_file():
-            return f"{name} is missing"
-        size = (checkpoint / name).stat().st_size
-        if size < end:
-            return f"{name} has {size} of {end} bytes"
     return None
 
 
