@@ -178,8 +178,9 @@ def test_blends_in_files_of_their_own(tmp_path: Path) -> None:
     splits.write_text(json.dumps({"train": [str(a)], "valid": f"1 {a}_gone", "test": []}))
     problem = only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n"))
     assert (problem.code, problem.where) == ("data-missing", str(splits))
-    splits.write_text("{")
-    assert only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n")).code == "data-blend"
+    for text in ("{", "[" * 100_000):
+        splits.write_text(text)
+        assert only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n")).code == "data-blend"
     splits.unlink()
     assert only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n")).code == "file-missing"
 

@@ -158,6 +158,10 @@ def test_a_python_without_the_packages_of_a_run_on_this_machine(tmp_path: Path) 
     tested = r"-m pip install 'torch[<>=0-9.,]+' 'megatron-core[<>=0-9.,]+', with Python 3\.12 or newer"
     assert re.search(tested, problem.fix or ""), problem.fix
     assert only(look(tmp_path, python=str(bare), scheduler=local)).where == "cluster profile: python"
+    # What a site's Python prints at its start may be in any encoding.
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.stderr.buffer.write(b'caf\\xe9')")
+    site = f"launch: {{python: {bare}}}\nenv: {{PYTHONPATH: {tmp_path}}}\n"
+    assert codes(look(tmp_path, site, scheduler=local)) == ["python-packages"]
     # So do settings that need another package.
     muon = look(tmp_path, f"launch: {{python: {bare}}}\nmegatron: {{optimizer: dist_muon}}\n", scheduler=local)
     assert any("imports emerging_optimizers" in problem.message for problem in muon)

@@ -438,6 +438,14 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_key(job: Callable[..., Job]
     assert "sbatch" not in one.calls
 
 
+def test_bytes_that_are_no_text_in_the_queue_do_not_end_the_run(job: Callable[..., Job]) -> None:
+    one = job("survive.attempts=3", continue_by="dependency")
+    (one.bin / "queue").write_bytes(b"65||/home/jos\xe9/job.sbatch\n")
+    begun = one.begin()
+    assert begun.returncode == 0, begun.stderr
+    assert one.record["waiting"] == "77"
+
+
 @pytest.mark.parametrize(
     ("words", "waiting"),
     [("Resource temporarily unavailable", "77"), ("Invalid account or account/partition combination specified", None)],

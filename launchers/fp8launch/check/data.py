@@ -93,7 +93,7 @@ def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
             content = json.loads(text)
             for split in SPLITS:
                 per_split[split] = [(word, where) for word in _as_words(content[split])]
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             message = f"per_split_data_args_path is not JSON with lists for train, valid and test: {exc}"
             yield Problem("error", "data-blend", message, where)
             return

@@ -233,7 +233,7 @@ def _packages(prepared: Prepared, cluster: Cluster, job: Job, environment: Mappi
     command = [python, "-c", _NOT_INSTALLED, *packages, *optional]
     try:
         done = subprocess.run(
-            command, env=variables, cwd="/", capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            command, env=variables, cwd="/", capture_output=True, errors="replace", timeout=ANSWER_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return

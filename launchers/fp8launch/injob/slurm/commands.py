@@ -54,8 +54,7 @@ def ask(*command: str, tries: int = len(PAUSES)) -> Answer:
         time.sleep(pause)
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, env=env,
-                timeout=60, check=False,
+                command, capture_output=True, errors="replace", env=env, timeout=60, check=False,
             )  # fmt: skip
         except FileNotFoundError:
             complaint = "there is no such command on this node"

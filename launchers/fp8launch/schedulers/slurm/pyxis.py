@@ -64,7 +64,7 @@ def _help(srun: str, environment: tuple[tuple[str, str], ...]) -> str:
     """Return srun's help, to which pyxis adds its options."""
     try:
         shown = subprocess.run(
-            [srun, "--help"], capture_output=True, text=True, env=dict(environment), timeout=30, check=False
+            [srun, "--help"], capture_output=True, errors="replace", env=dict(environment), timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

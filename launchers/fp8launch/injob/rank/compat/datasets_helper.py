@@ -80,7 +80,9 @@ def _compile(source: Path, target: Path) -> None:
     partial = target.with_name(f".{os.uname().nodename}.{os.getpid()}.so")
     command = [compiler, "-O3", "-Wall", "-shared", "-std=c++17", "-fPIC", "-fdiagnostics-color=never"]
     command += [f"-I{path}" for path in (python_headers, _pybind11_headers())]
-    done = subprocess.run([*command, str(source), "-o", str(partial)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, str(source), "-o", str(partial)], capture_output=True, errors="replace", check=False
+    )
     if done.returncode != 0:
         lines = done.stderr.splitlines()
         errors = [line for line in lines if "error" in line] or lines or [str(done.returncode)]
