@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -89,6 +90,15 @@ def test_an_address_that_nobody_knows_is_reported_at_once() -> None:
     assert said is not None and "no-such-node.invalid" in said and "/etc/hosts" in said
     assert ranks.unresolved_address({"MASTER_ADDR": "a" * 80}, patience=0) is not None
     assert ranks.unresolved_address({"MASTER_ADDR": "127.0.0.1"}) is None is ranks.unresolved_address({})
+
+
+def test_a_process_whose_name_is_no_text_is_a_child() -> None:
+    """Linux cuts names after 15 bytes, which may be in the middle of a character."""
+    code = "open('/proc/self/comm', 'wb').write(b'caf\\xc3'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        assert process.pid in node.children(os.getpid())
+        process.communicate(b"\n")
 
 
 def test_free_port_is_free() -> None:

@@ -96,7 +96,7 @@ def children(parent: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # It ended meanwhile.
             # The command name, in parentheses, may contain anything. The state and the parent follow it.
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == parent:
                 found.append(int(stat.parent.name))
     return found
 

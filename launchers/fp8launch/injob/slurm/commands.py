@@ -53,9 +53,7 @@ def ask(*command: str, tries: int = len(PAUSES)) -> Answer:
     for pause in PAUSES[:tries]:
         time.sleep(pause)
         try:
-            done = subprocess.run(
-                command, capture_output=True, errors="replace", env=env, timeout=60, check=False,
-            )  # fmt: skip
+            done = subprocess.run(command, capture_output=True, errors="replace", env=env, timeout=60, check=False)
         except FileNotFoundError:
             complaint = "there is no such command on this node"
             say(f"{command[0]}: {complaint}")
