@@ -58,9 +58,7 @@ def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
     stated = [name for name, value in loaded.recipe.survive if value != getattr(usual, name)]
     if stated:
         names = ", ".join(f"survive.{name}" for name in stated)
-        verb = "have"
-        if len(stated) == 1:
-            verb = "has"
+        verb = "has" if len(stated) == 1 else "have"
         message = f"{names} {verb} no effect: a run without checkpoints is not supervised and cannot continue"
         fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
         yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)

@@ -106,9 +106,7 @@ def _not_expanded(name: str, text: str, where: str | None) -> Problem:
 
 def _named_files(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
     for flag, text in _paths_in(args, *READ_FILES, *READ_FOLDERS):
-        wanted: Kind = "file"
-        if flag in READ_FOLDERS:
-            wanted = "folder"
+        wanted: Kind = "folder" if flag in READ_FOLDERS else "file"
         name = RECIPE_NAMES.get(flag, flag)
         if problem := missing_path(name, text, args.places.get(flag), paths, wanted):
             yield problem

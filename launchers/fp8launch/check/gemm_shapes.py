@@ -98,11 +98,8 @@ def tokens(run: ResolvedRun) -> tuple[int, int] | None:
     """
     layout = run.layout
     sequence = run.integer("seq_length")
-    parts = chunks = 1
-    if sequence_parallel(run):
-        parts = layout.tp
-    if layout.cp > 1:
-        chunks = 2 * layout.cp
+    parts = layout.tp if sequence_parallel(run) else 1
+    chunks = 2 * layout.cp if layout.cp > 1 else 1
     if not sequence or sequence % chunks or sequence % (layout.cp * parts):
         return None
     gathered = sequence // layout.cp * layout.micro_batch

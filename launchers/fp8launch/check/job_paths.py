@@ -75,9 +75,7 @@ class JobPaths:
     def read_only(self, path: str) -> Mount | None:
         """Return the read-only mount that contains an absolute path, if any."""
         mount = covering(self.mounts or (), self.followed(path))
-        if mount is None or not mount.read_only:
-            return None
-        return mount
+        return mount if mount is not None and mount.read_only else None
 
     def mounted(self, path: str) -> bool:
         """Return whether an absolute path is on the host, where files outlive the container."""
@@ -270,9 +268,7 @@ def missing_path(
 
 def with_place_here(text: str, here: Path) -> str:
     """Return a path of the job, with its path on this machine if that differs."""
-    if str(here) == text:
-        return text
-    return f"{text} (on this machine {here})"
+    return text if str(here) == text else f"{text} (on this machine {here})"
 
 
 def not_mounted(what: str, text: str, where: str | None, paths: JobPaths, access: Access) -> Problem:

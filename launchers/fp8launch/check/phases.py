@@ -324,9 +324,7 @@ _RULES += [_table_rule(code, **row) for code, row in table().phases.items()]
 
 
 def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    return str(value)
+    return "none" if value is None else str(value)
 
 
 CODES: Mapping[str, Severity] = {rule.code: rule.severity for rule in _RULES} | {"phase-start": "error"}

@@ -79,9 +79,7 @@ class ResolvedRun:
 
     def integer(self, dest: str, default: int = 0) -> int:
         value = as_int(self.value(dest))
-        if value is None:
-            return default
-        return value
+        return default if value is None else value
 
     def on(self, dest: str) -> bool:
         """Return whether a switch is on, or a value is neither zero nor empty."""
@@ -189,6 +187,4 @@ def installed_software(loaded: LoadedRecipe) -> InstalledSoftware:
 
 
 def _release_or_none(text: str | None) -> Release | None:
-    if not text:
-        return None
-    return release(text)
+    return release(text) if text else None

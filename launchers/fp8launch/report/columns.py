@@ -121,9 +121,7 @@ def csv_row(row: Row) -> list[object]:
 
 
 def _number(measure: Statistic | None, digits: int) -> str:
-    if measure is None:
-        return NONE
-    return rounded(measure.median, digits)
+    return NONE if measure is None else rounded(measure.median, digits)
 
 
 def _spread(measure: Statistic | None, digits: int) -> str:

@@ -70,9 +70,7 @@ class Goodput:
 
     @property
     def gpu_hours(self) -> float | None:
-        if self.gpus is None:
-            return None
-        return self.parts.total * self.gpus / 3600
+        return None if self.gpus is None else self.parts.total * self.gpus / 3600
 
     def as_json(self) -> dict[str, object]:
         seconds = {name: round(value, 3) for name, value in vars(self.parts).items()}

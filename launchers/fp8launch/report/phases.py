@@ -62,9 +62,7 @@ def phase_cells(report: RunReport) -> list[tuple[str, ...]]:
 
 
 def _median(value: Statistic | None) -> str:
-    if value is None:
-        return NONE
-    return rounded(value.median, 1)
+    return NONE if value is None else rounded(value.median, 1)
 
 
 def _cut(logs: Sequence[ParsedLog], processes: Sequence[Process]) -> list[ParsedLog]:

@@ -165,9 +165,7 @@ def _known(values: Iterable[float]) -> list[float]:
 
 def _median(values: Iterable[float]) -> float | None:
     known = _known(values)
-    if not known:
-        return None
-    return statistics.median(known)
+    return statistics.median(known) if known else None
 
 
 def _shortened(times: Iterable[float]) -> tuple[float, ...]:

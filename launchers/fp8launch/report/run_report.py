@@ -215,9 +215,7 @@ class RunSetup:
 
     @property
     def peak_tflops(self) -> float | None:
-        if self.gpu is None:
-            return None
-        return find_gpu(self.gpu).peak(self.dtype)
+        return None if self.gpu is None else find_gpu(self.gpu).peak(self.dtype)
 
     def tokens_per_s_per_gpu(self, lines: IterationTable) -> list[float]:
         """Return the speed at each line, from its step time; NaN if the time or a size is unknown."""
@@ -231,10 +229,8 @@ class RunSetup:
     def _per_s_per_gpu(self, lines: IterationTable, of_a_sample: int) -> list[float]:
         speeds = []
         for samples, ms in zip(lines.column("global_batch_size"), lines.column("step_time_ms"), strict=True):
-            speed = math.nan
-            if self.world_size and ms > 0:
-                speed = samples * of_a_sample / (ms / 1e3 * self.world_size)
-            speeds.append(speed)
+            seconds = ms / 1e3 * (self.world_size or 0)
+            speeds.append(samples * of_a_sample / seconds if seconds > 0 else math.nan)
         return speeds
 
     def mfu_denominator(self) -> dict[str, object] | None:

@@ -54,9 +54,7 @@ def kernels_finding(profile: Evidence) -> Fp8Finding:
     where += f" on rank {data.get('rank')}"
     if not any(counts.values()):
         return Fp8Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
-    kind = "FP8"
-    if counts["fp4_gemm"]:
-        kind = "FP4"
+    kind = "FP4" if counts["fp4_gemm"] else "FP8"
     share = (time["fp8_gemm"] + time["fp4_gemm"]) / max(sum(time.values()), 1e-9)
     text = f"{low:.0f} {kind} GEMM kernels of {sum(counts.values()):.0f} {where}, {share:.0%} of GEMM time"
     return Fp8Finding("kernels", low > 0, text, profile.offset)
@@ -74,9 +72,7 @@ def modules_finding(
         warnings.append("FP8 parameter gather is requested, but no weight is an FP8 tensor")
     ran_as = ", ".join(sorted(found.recipes))
     quantization = quantization_recipes().get(recipe or "")
-    expected: Sequence[str] = ()
-    if quantization:
-        expected = quantization.te_classes
+    expected = quantization.te_classes if quantization else ()
     if expected and found.recipes and found.recipes.isdisjoint(expected):
         warnings.append(f"{recipe} is requested, but the modules ran {ran_as}")
     text = f"{sums['fp8']:.0f} of {sums['linears']:.0f} linears ran in FP8"
@@ -248,10 +244,7 @@ class Verification:
     @property
     def strongest(self) -> Fp8Finding | None:
         """The evidence for the verdict."""
-        ordered = (*_telling(self.findings), *self.findings)
-        if not ordered:
-            return None
-        return ordered[0]
+        return next(iter((*_telling(self.findings), *self.findings)), None)
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -325,9 +318,7 @@ def judge(
     if probes:
         findings.append(modules_finding(probes, recipe, asked, bool(asked_for.get("fp8_param_gather")), warnings))
     if asked_for:
-        text = "FP8 is not requested"
-        if asked:
-            text = f"{recipe}, {kind} is requested"
+        text = f"{recipe}, {kind} is requested" if asked else "FP8 is not requested"
         findings.append(Fp8Finding("arguments", None, text))
     verdict = _verdict(findings, asked, warnings)
     return Verification(verdict, asked, recipe, tuple(findings), tuple(warnings), asked_for=asked_for)
@@ -364,9 +355,6 @@ def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict
     if args.get("first_last_layers_bf16"):
         bf16_layers = {"start": args.get("num_layers_at_start_in_bf16"), "end": args.get("num_layers_at_end_in_bf16")}
     gathers = args.get("fp8_param_gather") or args.get("fp4_param_gather")
-    evidence: FindingKind = "arguments"
-    if found.strongest:
-        evidence = found.strongest.kind
     return {
         "requested": found.asked or bool(kind),
         "recipe": recipe,
@@ -375,7 +363,7 @@ def precision_asked_for(args: Mapping[str, object], found: Verification) -> dict
         "bf16_layers": bf16_layers,
         "verified": found.verdict == "verified",
         "verdict": found.verdict,
-        "evidence": evidence,
+        "evidence": found.strongest.kind if found.strongest else "arguments",
         "findings": json_list(found.findings),
         "warnings": list(found.warnings),
     }

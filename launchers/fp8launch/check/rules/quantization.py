@@ -63,9 +63,7 @@ def fp8_tokens(run: ResolvedRun) -> Iterator[Finding]:
     # blockwise does everywhere, and rows must be multiples of 16 bytes.
     tn_only = recipe.tn_only or run.gpu.capability < (10, 0)
     in_fp8 = run.precision != "delayed" or run.on("fp8_wgrad")
-    in_sum = step
-    if tn_only and in_fp8:
-        in_sum = max(16, step)
+    in_sum = max(16, step) if tn_only and in_fp8 else step
     if gathered % in_sum:
         count, multiple = gathered, in_sum
     elif local % step:

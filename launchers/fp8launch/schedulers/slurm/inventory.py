@@ -247,6 +247,4 @@ def number(text: str | None) -> int | None:
 def minutes(text: str) -> int | None:
     """Return a Slurm time in minutes, rounded up; None for UNLIMITED and other text."""
     seconds = slurm_seconds(text)
-    if seconds is None:
-        return None
-    return -(-seconds // 60)
+    return None if seconds is None else -(-seconds // 60)
