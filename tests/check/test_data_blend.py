@@ -164,6 +164,15 @@ def test_data_flags_without_a_section(tmp_path: Path) -> None:
     assert only(look(tmp_path, f"{base}  train_data_path: [{a}x]\n")).where == f"{tmp_path}/recipe.yaml:5"
 
 
+@pytest.mark.parametrize("weights", [("nan", 1), (1, "nan"), ("inf", 1)])
+def test_weights_that_are_no_numbers(tmp_path: Path, weights: tuple[object, object]) -> None:
+    a, b = (write_dataset(tmp_path / name, PLENTY) for name in "ab")
+    listed = tmp_path / "blend.txt"
+    listed.write_text(f"{weights[0]} {a} {weights[1]} {b}")
+    flags = f"data: null\nmegatron:\n  tokenizer_type: NullTokenizer\n  data_args_path: {listed}\n  split: '1,0,0'\n"
+    assert only(look(tmp_path, flags)).code == "data-blend"
+
+
 def test_blends_in_files_of_their_own(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "a", PLENTY)
     base = "data: null\nmegatron:\n  tokenizer_type: NullTokenizer\n"

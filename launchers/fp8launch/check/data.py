@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:
     numbers = [_number(text) for text, _ in words]
     weights = [number for number in numbers[::2] if number is not None]
     if len(words) % 2 == 0 and len(weights) == len(words) // 2:
-        if min(weights) < 0 or sum(weights) <= 0:
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             message = f"the weights of the blend are {weights}, but they must be positive"
             return Problem("error", "data-blend", message, where, "write positive weights")
         weighted = zip(words[1::2], weights, strict=True)
