@@ -16,7 +16,7 @@ from tests.support import only, refused
 from fp8launch.cli import run as command
 from fp8launch.report.export import to_csv, to_markdown
 from fp8launch.report.named_runs import read_runs
-from fp8launch.report.read_run import arguments_of, precision_of
+from fp8launch.report.read_run import arguments_of, manifest_facts, precision_of
 
 LOGS = real_logs("runs")
 H200 = real_logs("h200")
@@ -236,6 +236,10 @@ class TestBesideTheSpeed:
         found = of(*logs(a=Made()), price_per_gpu_hour=3.6)
         per_gpu_second = 64 * 4096 / 8
         assert found.rows[0].cost_per_million_tokens == pytest.approx(0.001 / per_gpu_second * 1e6)
+
+    def test_settings_nested_too_deeply_are_no_facts(self) -> None:
+        facts = manifest_facts({"environment": {"FP8LAUNCH_CONFIG": "[" * 100_000}}, Path("/runs/a"))
+        assert not [name for name in facts if name.startswith("config ")]
 
     def test_a_batch_of_nothing_has_no_speed_in_tokens(self, tmp_path: Path) -> None:
         log = write_log(tmp_path / "a.log", Made(batch=0, joules=50.0))

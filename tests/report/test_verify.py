@@ -92,6 +92,18 @@ def test_what_is_not_as_asked_is_a_warning(arguments: Any, evidence: Evidence, w
     assert any(warning in each for each in found.warnings)
 
 
+def test_modules_in_fp8_without_a_recipe_are_not_called_none() -> None:
+    found = judge(ASKED, [probe(16, recipe=None)])
+    assert (found.verdict, found.warnings) == ("verified", ())
+    assert "None" not in found.findings[0].text
+
+
+def test_kernels_of_both_formats_are_named() -> None:
+    families = {"fp8_gemm": {"count": 2, "ms": 1.0}, "fp4_gemm": {"count": 6, "ms": 1.0}}
+    profile = Evidence("kernels", 0, {"rank": 0, "iteration": 6, "families": families})
+    assert judge(ASKED, [], [profile]).findings[0].text.startswith("8 FP8 and FP4 GEMM kernels of 8 ")
+
+
 def test_a_number_of_modules_that_is_none_is_read() -> None:
     line = 'fp8launch-probe: {"totals": {"linears": 1}, "groups": [{"role": "linear", "why": "router", "n": 1e999}]}'
     evidence = parse_evidence(line)

@@ -128,7 +128,7 @@ def manifest_facts(manifest: Mapping[str, Any], folder: Path) -> dict[str, objec
         "script": _entry_title(manifest),
     }
     environment = dict(as_mapping(manifest.get("environment")))
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         settings = as_mapping(json.loads(str(environment.get("FP8LAUNCH_CONFIG", ""))))
         for name, value in settings.items():
             facts[f"config {name}"] = value

@@ -54,7 +54,8 @@ def kernels_finding(profile: Evidence) -> Fp8Finding:
     where += f" on rank {data.get('rank')}"
     if not any(counts.values()):
         return Fp8Finding("kernels", None, f"no GEMM kernel was recognised {where}", profile.offset)
-    kind = "FP4" if counts["fp4_gemm"] else "FP8"
+    formats = [name for name in ("FP8", "FP4") if counts[f"{name.lower()}_gemm"]]
+    kind = " and ".join(formats) or "FP8"
     share = (time["fp8_gemm"] + time["fp4_gemm"]) / max(sum(time.values()), 1e-9)
     text = f"{low:.0f} {kind} GEMM kernels of {sum(counts.values()):.0f} {where}, {share:.0%} of GEMM time"
     return Fp8Finding("kernels", low > 0, text, profile.offset)
@@ -127,7 +128,8 @@ def _module_counts(probes: Sequence[Evidence]) -> _ModuleCounts:
 def _count_group(group: Mapping[str, Any], found: _ModuleCounts) -> None:
     """Add one group of identical modules."""
     if group.get("ran_fp8"):
-        found.recipes.add(str(group.get("recipe")))
+        if group.get("recipe"):
+            found.recipes.add(str(group["recipe"]))
     elif group.get("role") != "linear":
         return
     elif group.get("why"):
