@@ -100,7 +100,18 @@ def test_estimate_says_why_there_is_no_cost(tmp_path: Path, capsys: pytest.Captu
     found = json.loads(capsys.readouterr().out)
     assert found["run_cost"] is None and "no `costs`" in found["run_cost_reason"]
     assert run(["estimate", "llama8b_fp8", "--tokens", "1e12"]) == 0
-    assert "No cost and finish date: the cluster profile has no `costs`" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "No cost and finish date: the cluster profile has no `costs`" in shown.err
+    assert "953,675 steps" in shown.out
+
+
+def test_the_tokens_asked_for_are_the_length_of_everything_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without `costs` in the profile, --tokens changed nothing: GPU-hours stayed those of the recipe's 50 steps."""
+    words = ["estimate", "llama8b_fp8", "--tokens-per-second-per-gpu", "10000", "--tokens", "1e12", "--json"]
+    assert run(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == 953675 and found["tokens"] == 953675 * 128 * 8192
+    assert found["gpu_hours"] == pytest.approx(1e12 / 10000 / 3600)
 
 
 @pytest.mark.parametrize(

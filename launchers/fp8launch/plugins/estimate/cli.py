@@ -29,7 +29,7 @@ from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.model_arithmetic import why_not_counted
 from fp8launch.megatron.parameters import Parameters
 from fp8launch.plugins.estimate.cost import Cost
-from fp8launch.plugins.estimate.estimates import Estimate, estimate_run, run_costs
+from fp8launch.plugins.estimate.estimates import Estimate, estimate_run, of_length, run_costs
 from fp8launch.plugins.estimate.estimates import as_json as estimate_as_json
 from fp8launch.plugins.estimate.fit import problems
 from fp8launch.plugins.estimate.memory import LIMIT, MIB, MemoryEstimate
@@ -50,7 +50,7 @@ BAR = 30
     help="Throughput in tokens/s/GPU, for GPU-hours.",
 )
 @click.option(
-    "--tokens", type=FiniteRange(min=0, min_open=True), help="Tokens to train, such as 15e12, for cost and end."
+    "--tokens", type=FiniteRange(min=0, min_open=True), help="Tokens to train instead of the recipe's, such as 15e12."
 )
 @cluster_option
 @json_option
@@ -74,7 +74,9 @@ def estimate(
     if refused:
         eprint(f"`check` refuses this run, so the estimate may be wrong: {refused[0].message}")
     estimated = estimate_run(prepared, gpu, speed, profile)
-    costs = run_costs(estimated, profile, tokens)
+    if tokens is not None:
+        estimated = of_length(estimated, tokens)
+    costs = run_costs(estimated, profile)
     if as_json:
         fields = {"run_cost": None, "run_cost_reason": costs} if isinstance(costs, str) else costs.fields
         show_json({**estimate_as_json(prepared, estimated), **fields})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fp8launch import plugin_registry
@@ -56,7 +57,7 @@ class Estimate:
 
 
 # A plugin's function. It returns the cost of a whole run on a cluster, of all its phases or of this many tokens.
-RunCost = Callable[[Sequence[Estimate], "Cluster", "float | None"], "Prediction | str"]
+RunCost = Callable[[Sequence[Estimate], "Cluster"], "Prediction | str"]
 
 # Plugin fields that the JSON always has, so that scripts need not know which plugins are active.
 _FIELDS = ("predicted",)
@@ -128,10 +129,22 @@ def _throughput(
     return predicted[0].throughput if predicted else None
 
 
-def run_costs(each: Sequence[Estimate], cluster: Cluster, tokens: float | None) -> Prediction | str:
+def of_length(each: Sequence[Estimate], tokens: float) -> list[Estimate]:
+    """Return estimates of a run of this many tokens, in whole steps. Phases keep their shares of the tokens."""
+    known = sum(one.cost.tokens or 0 for one in each)
+    found = []
+    for one in each:
+        share = (one.cost.tokens or 0) / known if known else 1 / len(each)
+        step = one.cost.tokens_per_step
+        steps = math.ceil(tokens * share / step) if step else None
+        found.append(replace(one, cost=replace(one.cost, steps=steps)))
+    return found
+
+
+def run_costs(each: Sequence[Estimate], cluster: Cluster) -> Prediction | str:
     """Return the cost of a run by the active plugin that computes it, or why there is none."""
     for _, run_cost in plugin_registry.loaded("run_costs"):
-        answer: Prediction | str = run_cost(each, cluster, tokens)
+        answer: Prediction | str = run_cost(each, cluster)
         return answer
     return "the plugin plan is not active"
 

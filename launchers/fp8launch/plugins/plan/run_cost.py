@@ -91,17 +91,15 @@ def expected(training: Training, costs: Costs) -> RunCost | str:
     return RunCost(training, busy + full * restart, jobs * 3600 * costs.queue_hours, failures, jobs)
 
 
-def run_cost(each: Sequence[Estimate], cluster: Cluster, tokens: float | None) -> Prediction | str:
-    """Return cost and finish date of a run or its phases, for `estimate`. `tokens` replaces the recipe's length."""
+def run_cost(each: Sequence[Estimate], cluster: Cluster) -> Prediction | str:
+    """Return cost and finish date of a run or its phases, for `estimate`."""
     costs = cluster.costs
     if costs is None:
         return "the cluster profile has no `costs`"
     if costs.kwh is not None and costs.gpu_watts is None:
         message = "a price of energy needs the power of a GPU"
         raise error("costs", message, "cluster profile: costs.kwh", "set `costs.gpu_watts:`, or remove `kwh`")
-    if tokens is not None and not math.isfinite(tokens):
-        raise error("costs", f"{tokens} is no number of tokens", "--tokens", "pass a finite number such as 15e12")
-    training = _training(each, tokens)
+    training = _training(each)
     found = training if isinstance(training, str) else expected(training, costs)
     if isinstance(found, str):
         return found
@@ -116,21 +114,16 @@ def run_cost(each: Sequence[Estimate], cluster: Cluster, tokens: float | None) -
     return Prediction({"run_cost": fields, "run_cost_reason": None}, partial(_show, fields, found, costs, jobs))
 
 
-def _training(each: Sequence[Estimate], tokens: float | None) -> Training | str:
-    seconds = trained = 0.0
+def _training(each: Sequence[Estimate]) -> Training | str:
+    seconds = 0.0
     for one in each:
         if one.cost.step_time_s is None:
             return "the speed is unknown; state it with --tokens-per-second-per-gpu"
         if one.cost.steps is not None:
             seconds += one.cost.steps * one.cost.step_time_s
-            trained += one.cost.steps * one.cost.tokens_per_step
     first = each[0]
     step_s = first.cost.step_time_s
     assert step_s is not None  # checked above
-    if tokens is not None and trained:
-        seconds *= tokens / trained
-    elif tokens is not None:
-        seconds = tokens / first.cost.tokens_per_step * step_s
     if not seconds:
         return "the length of the run is unknown; state it with --tokens"
     interval = whole(first.run.arguments, "save_interval") if first.run.arguments.get("save") else None
