@@ -133,6 +133,10 @@ def test_any_text_is_read(text: str) -> None:
     assert recorded_in("fp8launch: slow-node: " + text) is None
 
 
+def test_a_record_nested_too_deeply_is_none() -> None:
+    assert recorded_in("fp8launch: slow-node: " + "[" * 100_000) is None
+
+
 def test_numbers_that_no_iteration_has_are_left_out() -> None:
     line = 'fp8launch-nodes: {"v":1,"first":1,"last":%s,"forward_ms":{"node1":1.5}}'
     assert node_times_in(line % "2") == NodeTimes(1, 2, {"node1": 1.5})

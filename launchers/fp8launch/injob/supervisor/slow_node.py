@@ -195,6 +195,6 @@ def recorded_in(log: str) -> SlowNode | None:
         if line.startswith(LEAVE):
             try:
                 found = SlowNode.of_json(json.loads(line[len(LEAVE) :])) or found
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
     return found
