@@ -25,7 +25,7 @@ FEWEST = 3
 RULE = (
     f"After each start, the first {START_LINES} lines are dropped (the second is a mean that includes the first), then "
     f"lines slower than {SLOW} x the median of the second half, but at most half of the lines. The line after an "
-    "evaluation or checkpoint, profiled iterations and lines with another batch size, GPU count or sequence length "
+    "evaluation or checkpoint, profiled iterations and lines with another batch size, world size or sequence length "
     "than the last line are excluded. If attempts repeat an iteration, the last one counts."
 )
 # The short form for tables. JSON and the documentation have the full rule.
