@@ -116,6 +116,12 @@ def test_json_has_the_contract(report) -> None:
     assert {"code", "message", "line"} <= set(failed["failure"])
 
 
+def test_a_line_that_was_written_twice_is_left_out(report) -> None:
+    found = report([dump(a=1), line(1), line(2), line(3), line(3), line(4)])
+    assert found.training.lines == 4
+    assert "1 repeated iteration line left out" in found.notes
+
+
 class TestCpu:
     def test_throughput_that_prints_as_zero_is_recomputed(self) -> None:
         found = parse_paths([DATA / "tiny_cpu_0.17_1rank.log"], gpu="cpu")

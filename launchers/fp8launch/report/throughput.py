@@ -37,6 +37,7 @@ from fp8launch.report.run_report import (
 from fp8launch.report.steady_state import SteadyState, select_steady_state
 from fp8launch.report.verify import NOT_PARTITIONED, NOT_RUNNING, precision_asked_for, verify
 from fp8launch.rundir.attempts import HealthAction
+from fp8launch.wording import counted
 
 
 def setup_of(
@@ -65,9 +66,7 @@ def setup_of(
             # Each model-parallel rank prints its own count, without the experts of other ranks.
             parameters = sum(head.parameters.values())
     arguments = {**(stated or {}), **dump}
-    counted = dict(arguments)
-    if padded:
-        counted["padded_vocab_size"] = padded
+    model = {**arguments, "padded_vocab_size": padded} if padded else arguments
     seq_length = positive(arguments.get("seq_length"))
     if seq_length is None:
         seq_length = positive(last.values.get("seq_length")) if last else None
@@ -83,7 +82,7 @@ def setup_of(
         world_size=printed or positive(arguments.get("world_size")) or world_size,
         seq_length=seq_length,
         global_batch_size=positive((last.values if last else arguments).get("global_batch_size")),
-        flops_per_token=flops_per_token(counted),
+        flops_per_token=flops_per_token(model),
         parameters=parameters,
         gpu=gpu,
         dtype=dtype,
@@ -148,7 +147,7 @@ def run_notes(
         notes.append(f"the log does not contain the {' and '.join(missing)}")
     duplicates = sum(log.duplicates for log in logs)
     if duplicates:
-        notes.append(f"{duplicates} iteration lines were printed by more than one rank and counted once")
+        notes.append(f"{counted(duplicates, 'repeated iteration line')} left out")
     if stated_gpu and machines.gpu not in (None, stated_gpu):
         notes.append(f"the GPU is set to {stated_gpu}, but the nodes have {', '.join(machines.gpus)}")
     if steady.lines:
