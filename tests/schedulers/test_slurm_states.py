@@ -14,6 +14,9 @@ import pytest
 from support import only, refused
 
 from fp8launch import cli
+from fp8launch.diagnostics import UserError
+from fp8launch.rundir import atomic_io
+from fp8launch.rundir.attempts import CANCELLED, SURVIVE
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.schedulers.base import JobState
 from fp8launch.schedulers.environment import clean_environment
@@ -464,6 +467,26 @@ def test_what_fp8launch_cancelled_is_cancelled_even_where_slurm_has_forgotten_it
     assert state(left(run, "7_0-0", 0)).status == "completed", "it was done before it could be ended"
     record_job(run, "8")
     assert state(run).status == "unknown", "the mark was for the job before"
+
+
+def test_a_full_disk_does_not_keep_a_run_from_being_cancelled(
+    fake_slurm: Any, a_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark against further attempts could not be written, so nothing was cancelled."""
+    fake_slurm.program("scancel")
+    fake_slurm.program("squeue", "7_0|RUNNING|None|r|")
+    fake_slurm.program("sacct", status=1, complaint=DISABLED)
+    run = a_run("7_0")
+    (run.path / SURVIVE).write_text("{}")
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic_io.os, "fsync", full)
+    with pytest.raises(UserError, match="the jobs are cancelled, but their run folders do not say so: No space left"):
+        cancel_runs([run], SlurmScheduler())
+    assert any(call.startswith("scancel") for call in fake_slurm.calls)
+    assert (run.path / CANCELLED).exists()
 
 
 def test_a_job_that_never_began_and_is_gone_may_be_submitted_again(

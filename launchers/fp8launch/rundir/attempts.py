@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -169,7 +170,8 @@ def forbid_more(run: RunFolder) -> None:
     """Prevent further attempts. Called before the running job is ended."""
     if not (run.path / SURVIVE).is_file():
         return
-    write_atomically(run.path / CANCELLED, "by fp8launch cancel\n")
+    # An empty file: a full disk must not keep a run from being cancelled.
+    os.close(os.open(run.path / CANCELLED, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o644))
 
 
 def allow_more(run: RunFolder) -> None:

@@ -268,9 +268,16 @@ def cancel_runs(runs: Sequence[RunFolder], scheduler: Scheduler) -> None:
     for run in runs:
         forbid_more(run)
     scheduler.cancel(runs)
+    unrecorded = None
     for run, state in zip(runs, before, strict=True):
         if not state.final:
-            run.update(cancelled=now())
+            try:
+                run.update(cancelled=now())
+            except OSError as exc:
+                unrecorded = exc
+    if unrecorded is not None:
+        message = f"the jobs are cancelled, but their run folders do not say so: {unrecorded.strerror}"
+        raise error("cannot-write", message, str(unrecorded.filename), "make room on this file system", MACHINE_LACKS)
 
 
 def _age(run: RunFolder) -> float:
