@@ -38,14 +38,15 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str], int]) -> None
     sizes, rates = ",".join(map(str, NODES)), ",".join(RATES)
     command = [
         "submit", "recipes/tiny_cpu.yaml", "--nodes", sizes, "--sweep", f"train.lr={rates}", "--repeat", str(repeats),
-        "--study", "grid", "--yes", *chosen, *sets("train.iterations=8", "resources.gpus_per_node=1"),
+        "--study", "grid", "--yes", *chosen,
+        *sets("name=grid_of_cpus", "train.iterations=8", "resources.gpus_per_node=1"),
     ]  # fmt: skip
 
     def known() -> set[str]:
-        """Jobs of the recipe that Slurm ever got."""
+        """Jobs of the recipe that Slurm ever got. Other tests share this Slurm, so the recipe has a name of its own."""
         rows = site.slurm.run("sacct", "-X", "-n", "-P", "-a", "-o", "JobID,JobName").stdout.splitlines()
         rows += site.slurm.run("squeue", "-a", "-h", "-t", "all", "-o", "%i|%j").stdout.splitlines()
-        return {row.partition("|")[0] for row in rows if "tiny_cpu" in row}
+        return {row.partition("|")[0] for row in rows if "grid_of_cpus" in row}
 
     before = known()
     log = site.folder / "killed.log"

@@ -99,6 +99,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code. With `--json`, an error is also a JSON object on stdout."""
     # Other users must not be able to write to run folders or to job output. sbatch passes the umask on to the job.
     os.umask(os.umask(0o022) | 0o022)
+    stdout = sys.stdout
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="fp8launch")
@@ -111,9 +112,12 @@ def run(arguments: list[str]) -> int:
 
             show_json({"ok": False, "problems": list(map(Problem.as_json, refusal.problems))})
         return refusal.exit_code
-    except (BrokenPipeError, SystemExit):
-        # The reader (head, less) has exited, for which click exits with 1: "the answer is no". Without a new stdout,
-        # Python would report the closed pipe again when it flushes at exit.
+    except (BrokenPipeError, SystemExit) as exc:
+        # If the reader (head, less) has exited, rich and click exit with 1, "the answer is no". Click wraps stdout.
+        closed = isinstance(exc.__context__, BrokenPipeError) or sys.stdout is not stdout
+        if isinstance(exc, SystemExit) and not closed:
+            raise
+        # Otherwise, Python would report the closed pipe again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except OSError:

@@ -80,7 +80,7 @@ def test_what_an_unfinished_build_left_out_is_not_let_through_later(tmp_path: Pa
     size = (tmp_path / "a.jsonl").stat().st_size
     in_the_way = tmp_path / "o.build" / f"{(size - 1) // 1000:06d}.bin"
     in_the_way.mkdir(parents=True)
-    assert "holds 0000" in data(*words, expect=1).stderr
+    assert "contains 0000" in data(*words, expect=1).stderr
     in_the_way.rmdir()
     started = data(*words, "--on-error", "skip", "--workers", 1)
     assert "1 the field is missing" in started.stderr

@@ -13,6 +13,7 @@ failure.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -66,7 +67,9 @@ class Progress:
             row = values_of(line[:LONGEST_LINE])
             if row is not None:
                 self.iteration = int(row["number"])
-                self.per_iteration = row.get("step_time_ms", 1000 * self.per_iteration) / 1000
+                step_ms = row.get("step_time_ms", math.nan)
+                if math.isfinite(step_ms):
+                    self.per_iteration = step_ms / 1000
         self.size, self.silent, self.checkpoint_seen = size, 0.0, None
 
 
