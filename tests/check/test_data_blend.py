@@ -55,7 +55,7 @@ def test_missing_files_are_told_with_file_and_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["bin", "idx"])
 def test_one_of_two_files_is_missing(tmp_path: Path, missing: str) -> None:
-    """It was answered with "did you mean" and the same name, or that of an unrelated dataset."""
+    """The fix was "did you mean" with the same name, or with an unrelated dataset."""
     a = write_dataset(tmp_path / "a", PLENTY)
     write_dataset(tmp_path / "unrelated", PLENTY)
     Path(f"{a}.{missing}").unlink()

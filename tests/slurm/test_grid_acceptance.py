@@ -43,7 +43,7 @@ def test_two_by_three_with_repeats(backend: tuple[Site, list[str], int]) -> None
     ]  # fmt: skip
 
     def known() -> set[str]:
-        """Jobs of the recipe that Slurm ever got. Other tests share this Slurm, so the recipe has a name of its own."""
+        """All jobs that Slurm has seen of this recipe. Other tests share this Slurm, hence the unique name."""
         rows = site.slurm.run("sacct", "-X", "-n", "-P", "-a", "-o", "JobID,JobName").stdout.splitlines()
         rows += site.slurm.run("squeue", "-a", "-h", "-t", "all", "-o", "%i|%j").stdout.splitlines()
         return {row.partition("|")[0] for row in rows if "grid_of_cpus" in row}

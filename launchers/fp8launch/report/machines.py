@@ -63,7 +63,7 @@ def compressed(nodes: Iterable[str]) -> str:
     groups: dict[tuple[str, str | None], list[str]] = {}
     for node in sorted(set(nodes), key=_natural):
         found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", node)
-        # A name without a number has a group of its own: `gpu` is not one of `gpu[1-2]`.
+        # `gpu` does not belong to `gpu[1-2]`, so names without a number are grouped apart.
         head, number, tail = found.groups() if found else (node, "", None)
         groups.setdefault((head, tail), []).append(number)
     names = []

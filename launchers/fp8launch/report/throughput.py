@@ -275,7 +275,7 @@ def summarise(
     steady = select_steady_state(attempts, given_up)
     machines = machines_of(logs)
     last = steady.lines[-1] if steady.lines else None
-    # The sizes are those of the last line, even if a later attempt with others failed before it logged a line.
+    # Use the sizes of the attempt that logged the last line. A later one may have failed with other sizes.
     measured = [*attempts, attempts[int(steady.lines.column("attempt")[-1])]] if last else attempts
     setup = setup_of(measured, last, gpu or machines.gpu, world_size, arguments)
     verification = verify(attempts, arguments)

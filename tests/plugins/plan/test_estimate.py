@@ -65,7 +65,7 @@ def test_what_is_stated_leaves_the_prediction_as_it_is(recipe: str, capsys: pyte
 def test_a_published_speed_is_only_that_of_its_own_settings(
     capsys: pytest.CaptureFixture[str], more: list[str], known: bool
 ) -> None:
-    """GPU-hours, cost and finish were those of the published run, whatever was changed."""
+    """Runs with other settings got the GPU-hours, cost and finish date of the published run."""
     found = json.loads(output(capsys, "llama8b_fp8", *more, "--json"))
     assert found["throughput"]["known"] == known
     if not known:

@@ -106,7 +106,7 @@ def test_estimate_says_why_there_is_no_cost(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_tokens_asked_for_are_the_length_of_everything_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without `costs` in the profile, --tokens changed nothing: GPU-hours stayed those of the recipe's 50 steps."""
+    """Without `costs` in the profile, --tokens had no effect: GPU-hours covered only the recipe's 50 steps."""
     words = ["estimate", "llama8b_fp8", "--tokens-per-second-per-gpu", "10000", "--tokens", "1e12", "--json"]
     assert run(words) == 0
     found = json.loads(capsys.readouterr().out)

@@ -116,14 +116,12 @@ def _throughput(
     """Return the throughput given by the user, predicted with the cluster's own rates, published, or predicted."""
     if stated is not None:
         return Throughput(stated, "stated by --tokens-per-second-per-gpu", known=True)
-    predicted = sorted((one for one in predictions if one.throughput), key=lambda one: not one.calibrated)
+    predicted = [one for one in predictions if one.throughput]
+    for one in predicted:
+        if one.calibrated:
+            return one.throughput
     reference = prepared.loaded.recipe.reference
-    if (
-        reference is not None
-        and what_if is None
-        and not any(one.calibrated for one in predicted)
-        and as_quoted(prepared.loaded)
-    ):
+    if reference is not None and what_if is None and as_quoted(prepared.loaded):
         basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
         return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
     return predicted[0].throughput if predicted else None

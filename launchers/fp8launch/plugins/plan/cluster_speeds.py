@@ -41,8 +41,7 @@ def cluster_speeds(
 ) -> Speeds | None:
     """Return the speeds of a number of GPUs of a cluster, None for a CPU.
 
-    Without a cluster, they are those of NVIDIA's reference system. `say` gets a note if the cluster's network has to be
-    assumed.
+    Without a cluster, return the speeds of NVIDIA's reference system. `say` receives a note if the network is assumed.
     """
     reference = DEVICES.get(gpu.name)
     if cluster is None or reference is None:
