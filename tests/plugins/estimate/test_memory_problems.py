@@ -171,6 +171,22 @@ def test_gpu_hours_rest_on_what_is_stated(recipe: str, capsys: pytest.CaptureFix
     assert found["gpu_hours"] == pytest.approx(20 * 4.318 * 4 / 3600, rel=0.001)
 
 
+def test_the_time_limit_does_not_belong_to_another_number_of_tokens(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed = ("--tokens-per-second-per-gpu", "15178")
+    assert "GPU-hours at most" in output(capsys, recipe, *speed)
+    assert "GPU-hours at most" not in output(capsys, recipe, *speed, "--tokens", "15e12")
+    found = json.loads(output(capsys, recipe, *speed, "--tokens", "15e12", "--json"))
+    assert found["gpu_hours"] == pytest.approx(15e12 / 15178 / 3600) and found["gpu_hours_at_most"] is None
+
+
+def test_a_time_limit_that_is_too_short_for_the_steps_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    speed = ("--tokens-per-second-per-gpu", "15178")
+    assert "less than the steps need" not in output(capsys, recipe, *speed)
+    assert "less than the steps need" in output(capsys, recipe, *speed, "--set", "train.iterations=20000")
+
+
 def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, recipe, "--json", "--gpu", "h100", "--nodes", "2"))
     assert found["gpu"] == "h100" and found["gpus"] == 8 and not found["memory"]["fits"]

@@ -25,10 +25,9 @@ from fp8launch.cli.output import (
 from fp8launch.cluster.profile import load_cluster
 from fp8launch.diagnostics import errors_in
 from fp8launch.hardware.gpus import GPUS
-from fp8launch.job.prepared import Prepared, prepare
+from fp8launch.job.prepared import prepare
 from fp8launch.megatron.model_arithmetic import why_not_counted
 from fp8launch.megatron.parameters import Parameters
-from fp8launch.plugins.estimate.cost import Cost
 from fp8launch.plugins.estimate.estimates import Estimate, estimate_run, of_length, run_costs
 from fp8launch.plugins.estimate.estimates import as_json as estimate_as_json
 from fp8launch.plugins.estimate.fit import problems
@@ -97,7 +96,7 @@ def estimate(
 
 
 def _show(one: Estimate) -> None:
-    prepared, run, counted, memory, costs = one.prepared, one.run, one.parameters, one.memory, one.cost
+    run, counted, memory = one.run, one.parameters, one.memory
     if counted is None:
         reason = why_not_counted(run.arguments) or "the layers cannot be divided as requested, or a size is missing"
         eprint(f"{reason}, so parameters, memory and step time are not estimated")
@@ -108,7 +107,7 @@ def _show(one: Estimate) -> None:
     for prediction in one.predictions.values():
         prediction.print_text()
         echo()
-    _show_cost(prepared, run, costs)
+    _show_cost(one)
     if memory is not None:
         print_problems(p for p in problems(run) if not run.silences(p))
 
@@ -150,7 +149,8 @@ def _show_memory(run: ResolvedRun, memory: MemoryEstimate) -> None:
     echo()
 
 
-def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
+def _show_cost(one: Estimate) -> None:
+    prepared, run, costs = one.prepared, one.run, one.cost
     rows = []
     if costs.flops_per_token:
         rows.append(("FLOP per token", f"{costs.flops_per_token:.4g}", "as Megatron counts them"))
@@ -165,13 +165,13 @@ def _show_cost(prepared: Prepared, run: ResolvedRun, costs: Cost) -> None:
         rows.append(("seconds per step", f"{costs.step_time_s:.3g}", f"on {counted(costs.gpus, 'GPU')}"))
     if costs.gpu_hours is not None:
         rows.append(("GPU-hours", f"{costs.gpu_hours:,.2f}", "training steps only"))
-    if prepared.gpu_hours_at_most:
+    if one.gpu_hours_at_most:
         limit = f"the time limit of {prepared.loaded.recipe.resources.time}"
         if prepared.jobs_at_most > 1:
             limit = f"{prepared.jobs_at_most} times {limit}"
-        rows.append(
-            ("GPU-hours at most", f"{prepared.gpu_hours_at_most:,.2f}", f"{counted(costs.gpus, 'GPU')} for {limit}")
-        )
+        if costs.gpu_hours is not None and costs.gpu_hours > one.gpu_hours_at_most:
+            limit += ", less than the steps need"
+        rows.append(("GPU-hours at most", f"{one.gpu_hours_at_most:,.2f}", f"{counted(costs.gpus, 'GPU')} for {limit}"))
     show_table(("cost", "(value)", "rests on"), rows)
 
 

@@ -44,7 +44,8 @@ class Estimate:
     """An estimate for a run or one of its phases.
 
     `parameters` is None if the model's parameters cannot be counted, and `memory` if its memory is not modelled.
-    `not_predicted` maps the field of each missing prediction to the reason.
+    `not_predicted` maps the field of each missing prediction to the reason. `gpu_hours_at_most` follows from the time
+    limit, which belongs to the recipe's own length: it is None for a run of another length.
     """
 
     prepared: Prepared
@@ -54,6 +55,7 @@ class Estimate:
     cost: Cost
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
     not_predicted: Mapping[str, str] = field(default_factory=dict)
+    gpu_hours_at_most: float | None = None
 
 
 # A plugin's function. It returns the cost of a whole run on a cluster, of all its phases or of this many tokens.
@@ -90,7 +92,8 @@ def _estimated(
     predictions, missing = _predictions(run, memory, cluster)
     throughput = _throughput(prepared, gpu, speed, list(predictions.values()))
     costs = cost(args, world, batch, throughput)
-    return Estimate(prepared, run, parameters(args, world), memory, costs, predictions, missing)
+    counted = parameters(args, world)
+    return Estimate(prepared, run, counted, memory, costs, predictions, missing, prepared.gpu_hours_at_most)
 
 
 def _predictions(
@@ -135,7 +138,7 @@ def of_length(each: Sequence[Estimate], tokens: float) -> list[Estimate]:
         share = (one.cost.tokens or 0) / known if known else 1 / len(each)
         step = one.cost.tokens_per_step
         steps = math.ceil(tokens * share / step) if step else None
-        found.append(replace(one, cost=replace(one.cost, steps=steps)))
+        found.append(replace(one, cost=replace(one.cost, steps=steps), gpu_hours_at_most=None))
     return found
 
 
@@ -160,7 +163,8 @@ def as_json(prepared: Prepared, each: list[Estimate]) -> dict[str, Any]:
     for name in ("steps", "tokens", "gpu_hours"):
         values = [one[name] for one in phases]
         found[name] = None if None in values else sum(values)
-    found["gpu_hours_at_most"] = prepared.gpu_hours_at_most
+    if found["gpu_hours_at_most"] is not None:
+        found["gpu_hours_at_most"] = prepared.gpu_hours_at_most
     found["phases"] = []
     for phase, one in zip(prepared.phases, phases, strict=True):
         found["phases"].append({"name": phase.name, "begin": phase.begin, "end": phase.end, **one})
@@ -218,5 +222,5 @@ def _as_json(one: Estimate) -> dict[str, Any]:
         },
         "step_time_ms": costs.step_time_s and costs.step_time_s * 1000,
         "gpu_hours": costs.gpu_hours,
-        "gpu_hours_at_most": prepared.gpu_hours_at_most,
+        "gpu_hours_at_most": one.gpu_hours_at_most,
     }
