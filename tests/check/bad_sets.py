@@ -781,6 +781,8 @@ MISLEADING = {
     "recompute layers without granularity": Set({"recompute_num_layers": 5}, "flag-without-effect"),
     "recompute modules without granularity": Set({"recompute_modules": ["mlp"]}, "flag-without-effect"),
     "checkpoint interval without a folder": Set({"save_interval": 100}, "flag-without-effect"),
+    "checkpoint without optimizer and without a folder": Set({"no_save_optim": True}, "flag-without-effect"),
+    "only the weights of no checkpoint": Set({"finetune": True}, "flag-without-effect"),
     "fp8 without bf16": Set({"bf16": None}, "fp8-without-bf16"),
     "NaN without save": Set(
         {"rerun_mode": None, "no_check_for_nan_in_loss_and_grad": None}, "nan-without-save"

@@ -47,14 +47,33 @@ def test_room_for_some_is_a_warning_and_keep_helps(tmp_path: Path) -> None:
 def test_survival_without_checkpoints_is_reported() -> None:
     """No supervisor looks after such a run, on Slurm or on this machine."""
     without = prepare("tiny_cpu", ["survive.hang_after=30", "survive.rules={nccl: stop}"])
-    [problem] = checkpoints.survival_problems(without.loaded)
+    [problem] = checkpoints.survival_problems(without)
     assert (problem.code, problem.severity) == ("survive-unused", "warning")
     assert problem.message.startswith("survive.hang_after, survive.rules have no effect")
     saving = prepare("tiny_cpu", ["survive.hang_after=30", "checkpoint={dir: c, interval: 5}"])
     assert [
-        *checkpoints.survival_problems(saving.loaded),
-        *checkpoints.survival_problems(prepare("tiny_cpu").loaded),
+        *checkpoints.survival_problems(saving),
+        *checkpoints.survival_problems(prepare("tiny_cpu")),
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ("{keep: 3}", "checkpoint.keep has no effect"),
+        ("{dir: c, keep: 3}", "checkpoint.keep has no effect"),
+        ("{keep: 3, allow_pickle: true}", "checkpoint.keep, checkpoint.allow_pickle have no effect"),
+        ("{allow_pickle: true}", "checkpoint.allow_pickle has no effect"),
+        ("{allow_pickle: true, load: /elsewhere}", None),
+        ("{dir: c, interval: 5, keep: 3, allow_pickle: true}", None),
+    ],
+)
+def test_checkpoint_settings_that_need_others_are_reported(settings: str, unused: str | None) -> None:
+    found = list(checkpoints.survival_problems(prepare("tiny_cpu", [f"checkpoint={settings}"])))
+    assert [(problem.code, problem.severity) for problem in found] == [("survive-unused", "warning")] * (
+        unused is not None
+    )
+    assert not found or found[0].message.startswith(str(unused))
 
 
 def test_actions_on_health_that_cannot_happen_are_reported() -> None:

@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths, entries, kind_of, local_path_in, out_of_reach
 from fp8launch.diagnostics import Problem, Severity, printable
@@ -28,6 +28,11 @@ from fp8launch.rundir.registry import known_roots
 from fp8launch.rundir.run_dir import MANIFEST, run_folders
 from fp8launch.untyped import as_int, as_mapping
 
+if TYPE_CHECKING:
+    from fp8launch.job.prepared import Prepared
+
+# The flags that name a checkpoint from which a run starts.
+LOADED = ("load", "pretrained_checkpoint")
 # Flags that set an attribute with a different name.
 _FLAGS = {"layernorm_epsilon": "norm_epsilon"}
 CODES: Mapping[str, Severity] = {
@@ -50,18 +55,24 @@ _SCHEDULE = (
 _SCHEDULE_CHOICES = ("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler")
 
 
-def survival_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Yield a warning for `survive` settings that have no effect because the run saves no checkpoints."""
-    if loaded.recipe.goes_on:
+def survival_problems(prepared: Prepared) -> Iterator[Problem]:
+    """Yield a warning for settings that have no effect because the run saves no checkpoints, or loads none."""
+    loaded, recipe = prepared.loaded, prepared.loaded.recipe
+    if recipe.goes_on:
         return
     usual = Survive.model_construct()
-    stated = [name for name, value in loaded.recipe.survive if value != getattr(usual, name)]
+    stated = [("survive", name) for name, value in recipe.survive if value != getattr(usual, name)]
+    if recipe.checkpoint.keep is not None:
+        stated.append(("checkpoint", "keep"))
+    read = [prepared.args.attributes.get(flag) for flag in LOADED]
+    if recipe.checkpoint.allow_pickle and not any([*read, *prepared.engine.read_checkpoints(loaded)]):
+        stated.append(("checkpoint", "allow_pickle"))
     if stated:
-        names = ", ".join(f"survive.{name}" for name in stated)
+        names = ", ".join(map(".".join, stated))
         verb = "has" if len(stated) == 1 else "have"
         message = f"{names} {verb} no effect: a run without checkpoints is not supervised and cannot continue"
         fix = f"set checkpoint.dir and checkpoint.interval, or remove {names}"
-        yield Problem("warning", "survive-unused", message, loaded.where("survive", stated[0]), fix)
+        yield Problem("warning", "survive-unused", message, loaded.where(*stated[0]), fix)
 
 
 def health_problems(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -113,7 +124,7 @@ def load_problems(args: EngineArguments, paths: JobPaths, defaults: Mapping[str,
     `defaults` are the engine's values for arguments that are not in `args`.
     """
     save = args.values.get("save")
-    for flag in ("load", "pretrained_checkpoint"):
+    for flag in LOADED:
         text = local_path_in(args.values.get(flag))
         if text is None:
             continue

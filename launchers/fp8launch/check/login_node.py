@@ -110,7 +110,7 @@ def file_problems(
     """Find problems with the files and checkpoints of a run without phases, or of one phase."""
     yield from files.problems(part, cluster, environment, runtime)
     yield from checkpoint_space.problems(part, cluster, runtime)
-    yield from checkpoints.survival_problems(part.loaded)
+    yield from checkpoints.survival_problems(part)
     yield from checkpoints.health_problems(part.loaded)
 
 

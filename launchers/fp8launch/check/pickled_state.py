@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fp8launch.check.checkpoints import last_arguments
+from fp8launch.check.checkpoints import LOADED, last_arguments
 from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths
 from fp8launch.check.resolved_run import installed_software
 from fp8launch.diagnostics import Problem, Severity
@@ -17,7 +17,6 @@ from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.versions import Release
 
 CODES: Mapping[str, Severity] = {"pickled-state": "error"}
-_LOADED = ("load", "pretrained_checkpoint")
 
 
 def refuses_pickles(engine: Release | None) -> bool | None:
@@ -82,7 +81,7 @@ def pickled_state_problems(prepared: Prepared, paths: JobPaths, group_is_trusted
 def _sources(prepared: Prepared) -> Iterator[tuple[str, str, str | None]]:
     """Yield the key, path and place of each checkpoint that the run starts from."""
     args = prepared.args
-    for flag in _LOADED:
+    for flag in LOADED:
         text = args.values.get(flag, args.attributes.get(flag))
         if isinstance(text, str) and text.startswith("/"):
             yield RECIPE_NAMES.get(flag, flag), text, args.places.get(flag)

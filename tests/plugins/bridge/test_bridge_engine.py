@@ -302,6 +302,12 @@ def test_the_check_says_what_is_read_from_the_hub(sets: list[str], warned: bool)
         assert found["hub-model"].severity == "warning"
 
 
+@pytest.mark.parametrize(("folder", "warned"), [([], True), (["checkpoint.dir=c"], False)])
+def test_an_interval_without_a_folder_has_no_effect(folder: list[str], warned: bool) -> None:
+    found = check(prepare(LLAMA, ["checkpoint.interval=5", *folder]), layers=("rules",)).problems
+    assert any(p.code == "flag-without-effect" and "checkpoint.interval" in p.message for p in found) == warned
+
+
 QWEN_NEXT = "bridge:qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config"
 NO_TOKENIZER = ["tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936"]
 

@@ -144,6 +144,10 @@ class Bridge(Engine):
                 message = f"the recipe reads the data set {data} from the Hugging Face hub when the job starts"
                 fix = f"name a local folder with {TRAINING_FILE} as bridge.data, if the data are text"
                 yield Problem("warning", "hub-data", message, loaded.where("bridge", "recipe"), fix)
+        if stated.checkpoint.interval is not None and stated.checkpoint.dir is None:
+            message = "checkpoint.interval has no effect: no checkpoint is saved without checkpoint.dir"
+            fix = "set checkpoint.dir, or remove it"
+            yield Problem("warning", "flag-without-effect", message, loaded.where("checkpoint", "interval"), fix)
         yield from fine_tuning.chat_warnings(recipe, settings(loaded, recipe), loaded)
         for file in recipe.missing_files:
             message = f"the recipe reads {file}, which the wheel of Megatron-Bridge {recipe.release} lacks"
