@@ -65,7 +65,7 @@ def _setup(asked: Request) -> tuple[str, dict[str, Any]]:
 def imports(run: Prepared) -> str:
     """Return a key that runs with the same imports share; empty if the run cannot be rehearsed."""
     try:
-        plan = plan_of(run.parts[0], resolve_run(run.parts[0], {}), Cluster())
+        plan = plan_of(run.parts[0], resolve_run(run.parts[0]), Cluster())
         return _setup(request_of(plan, roles_of(plan.layout)[0], shrink(plan.args.values, plan.layout)))[0]
     except (UserError, NotRehearsable):
         return ""
@@ -97,7 +97,7 @@ def rehearse_run(run: Prepared, roles: int = 9, cpu_seconds: int = 120) -> list[
     """Results of the first `roles` roles of a run, without repeats at real sizes."""
     found = []
     for part in run.parts:
-        plan = plan_of(part, resolve_run(part, {}), Cluster())
+        plan = plan_of(part, resolve_run(part), Cluster())
         small = shrink(plan.args.values, plan.layout)
         chosen = roles_of(plan.layout)
         if roles == 2 and plan.layout.pp == 1:

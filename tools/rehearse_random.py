@@ -75,7 +75,7 @@ def examine(seeds: Sequence[int], gpus: int, roles: int, write: Callable[[dict[s
 
 def needed_gib(recipe: Path) -> float:
     """Return the estimated memory of a run on its GPU, or infinity if there is no estimate."""
-    found = [run_estimate(resolve_run(part, {})) for part in prepare(str(recipe)).parts]
+    found = [run_estimate(resolve_run(part)) for part in prepare(str(recipe)).parts]
     return max((each.total / 2**30 if each else float("inf")) for each in found)
 
 

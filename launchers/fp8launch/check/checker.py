@@ -144,8 +144,7 @@ class _Findings:
 
 
 def _parts(run: Prepared, site: Cluster) -> list[_Part]:
-    environment = {name: str(value) for name, value in site.env.items()}
-    return [_Part(part, resolve_run(part, environment), job_paths(part.loaded, site)) for part in run.parts]
+    return [_Part(part, resolve_run(part, site), job_paths(part.loaded, site)) for part in run.parts]
 
 
 def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Collection[str]) -> list[Validation]:

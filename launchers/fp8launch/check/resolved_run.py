@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fp8launch.cluster.images import software_in
+from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
 from fp8launch.engines.base import EngineArguments, EngineDescription, EntryTraits, Layout
 from fp8launch.hardware.gpus import Gpu, gpu
@@ -48,7 +49,8 @@ class ResolvedRun:
     `given` has the arguments that the recipe sets, by Megatron's attribute name (dest). `defaults` has the values that
     this Megatron version's parser or the engine's entry fills in. `env` has the environment variables that the recipe,
     the engine and the cluster profile set. `megatron` is a release such as (0, 19, 2). `before` has the arguments of
-    the run or phase whose training this one continues; it is None if there is none or it is unknown.
+    the run or phase whose training this one continues; it is None if there is none or it is unknown. `cluster` is the
+    profile of the cluster that the run is for, if any.
     """
 
     loaded: LoadedRecipe
@@ -64,6 +66,7 @@ class ResolvedRun:
     defaults: Mapping[str, Any]
     places: Mapping[str, str]
     before: Mapping[str, Any] | None = None
+    cluster: Cluster | None = None
 
     @functools.cached_property
     def arguments(self) -> Mapping[str, Any]:
@@ -139,8 +142,8 @@ class ResolvedRun:
         return self.uses_te and self.engine.covers("megatron_core")
 
 
-def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None) -> ResolvedRun:
-    """Resolve a prepared run for the rules. The recipe's variables override `cluster_env` from the cluster profile."""
+def resolve_run(prepared: Prepared, cluster: Cluster | None = None) -> ResolvedRun:
+    """Resolve a prepared run for the rules. The recipe's variables override the cluster profile's."""
     loaded, args = prepared.loaded, prepared.args
     recipe = loaded.recipe
     entry = prepared.engine.traits(recipe)
@@ -154,6 +157,7 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
     behind = {}
     if entry.sets_config:
         behind = {name: value for name, value in recipe.launch.config.items() if name in defaults}
+    site_env = {} if cluster is None else cluster.environment
     for name in ("gpu", "nodes", "gpus_per_node"):
         if name in recipe.resources.model_fields_set:
             places[name] = loaded.where("resources", name)
@@ -165,12 +169,13 @@ def resolve_run(prepared: Prepared, cluster_env: Mapping[str, str] | None = None
         megatron=release(args.version),
         software=replace(installed_software(loaded), megatron_bridge=bridge),
         gpu=gpu(recipe.resources.gpu),
-        env={**prepared.engine.environment(recipe, 0), **(cluster_env or {}), **recipe.environment},
+        env={**prepared.engine.environment(recipe, 0), **site_env, **recipe.environment},
         engine=prepared.engine.description,
         entry=entry,
         given={**args.attributes, **behind},
         defaults=defaults,
         places=places,
+        cluster=cluster,
     )
 
 

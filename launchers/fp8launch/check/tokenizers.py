@@ -90,7 +90,7 @@ def _folder(kind: str, model: str, where: str | None, paths: JobPaths) -> Iterat
 
 def _cached(model: str, prepared: Prepared, cluster: Cluster, paths: JobPaths, environment: Mapping[str, str]) -> bool:
     """Return whether the job's Hugging Face cache contains this model, as far as this machine can see."""
-    job = {**environment, **{k: str(v) for k, v in cluster.env.items()}, **prepared.loaded.recipe.environment}
+    job = {**environment, **cluster.environment, **prepared.loaded.recipe.environment}
     home = job.get("HF_HOME") or f"{job.get('XDG_CACHE_HOME') or job.get('HOME', '') + '/.cache'}/huggingface"
     hub = job.get("HF_HUB_CACHE") or f"{home}/hub"
     here = paths.here(f"{hub}/models--{model.replace('/', '--')}/snapshots")

@@ -137,6 +137,11 @@ class Cluster(Section):
     # Options of the command line in place of the profile's, by the field that they replace.
     _origins: Mapping[str, str] = PrivateAttr(default={})
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The profile's environment variables as text."""
+        return {name: str(value) for name, value in self.env.items()}
+
     def stated_by(self, origins: Mapping[str, str]) -> Cluster:
         """Return this profile, which blames these options of the command line for the fields that they replace."""
         changed = self.model_copy()

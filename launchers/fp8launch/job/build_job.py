@@ -131,8 +131,7 @@ def _environment(engine: Engine, recipe: Recipe, cluster: Cluster, begin: int = 
     ours = {"PYTHONUNBUFFERED": "1", **engine.environment(recipe, begin)}
     if recipe.checkpoint.allow_pickle:
         ours[UNPICKLE] = "1"
-    site = {name: str(value) for name, value in cluster.env.items()}
-    return tuple({**ours, **site, **recipe.environment}.items())
+    return tuple({**ours, **cluster.environment, **recipe.environment}.items())
 
 
 def _health_gpus(recipe: Recipe, cluster: Cluster) -> int | None:

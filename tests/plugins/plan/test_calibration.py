@@ -112,6 +112,28 @@ def test_a_slower_host_changes_a_step_that_waits_for_it_and_no_other() -> None:
     assert ratios[0] > 1.1 and ratios[1] == 1
 
 
+def test_check_predicts_with_the_rates_of_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a slow host, FP8 experts are slower than bf16 although they are not on the hosts of the published runs."""
+    experts = ["qwen3_30b_a3b_tensorwise_h100", "--set", "parallel.ep=2", "--set", "batch.micro=8", "--cluster", "site"]
+    row = {"kernel": "host", "shape": "small layers", "rate": 450.0, "unit": "microseconds per layer"}
+    keep(result("NVIDIA H100 80GB HBM3", rates=[row], skipped={}), "file", Cluster(name="site"))
+    run(["check", *experts])
+    assert "fp8-experts-slower" in capsys.readouterr().out
+    rates_file(Cluster(name="site")).write_text("damaged")
+    run(["check", *experts])
+    assert "fp8-experts-slower" not in capsys.readouterr().out
+    rates_file(Cluster(name="site")).unlink()
+    run(["check", *experts])
+    assert "fp8-experts-slower" not in capsys.readouterr().out
+
+
+def test_a_profile_whose_name_is_no_file_name_has_no_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text("name: site/h100\n")
+    assert run(["estimate", "llama8b_fp8", "--cluster", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted"] is not None
+
+
 def test_rates_of_another_order_of_magnitude_change_nothing() -> None:
     rows = [{"kernel": "gemm bf16", "shape": "8B layer", "rate": 7.0}]
     found = corrections(parsed(result(H200, rates=rows), "file"), gpu("h200"))

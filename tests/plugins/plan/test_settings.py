@@ -9,6 +9,7 @@ import pytest
 
 from fp8launch.check.resolved_run import resolve_run
 from fp8launch.cli import run
+from fp8launch.cluster.profile import load_cluster
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.plan.plans import PlanRequest, plan_layouts
 from fp8launch.plugins.plan.settings import CUTLASS_GROUPED_GEMM, timed_arguments
@@ -84,6 +85,27 @@ def test_estimate_and_plan_know_the_variable(capsys: pytest.CaptureFixture[str])
     assert grouped < 0.95 * plain
     own = plans[1].own
     assert own is not None and own.step.ms == predicted(TUNED, GROUPED).ms
+
+
+def test_variables_of_the_cluster_profile_count_like_the_recipe_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(f"env: {{{CUTLASS_GROUPED_GEMM}: 1, CUDA_DEVICE_MAX_CONNECTIONS: 1}}\n")
+    assert run(["estimate", TUNED, "--cluster", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted"]["step_time_ms"] == predicted(TUNED, GROUPED).ms
+    profile = load_cluster(str(file))
+    found = plan_layouts(PlanRequest(TUNED, top=1, cluster=profile))
+    assert found.found.layouts[0].step.ms == plan_layouts(PlanRequest(TUNED, (GROUPED,), top=1)).layouts[0].step.ms
+    # Tensor parallelism on Hopper needs the variable that this profile sets.
+    split = ("env.CUDA_DEVICE_MAX_CONNECTIONS=null", "parallel.tp=2", "megatron.tp_comm_overlap=null")
+    words = [word for one in split for word in ("--set", one)]
+    assert run(["estimate", "llama70b_tensorwise_h100", *words]) == 0
+    assert "`check` refuses this run" in capsys.readouterr().err
+    assert run(["estimate", "llama70b_tensorwise_h100", *words, "--cluster", str(file)]) == 0
+    assert "`check` refuses this run" not in capsys.readouterr().err
+    request = PlanRequest("llama70b_tensorwise_h100", split[:1], top=1, cluster=profile)
+    assert not any("CUDA_DEVICE_MAX_CONNECTIONS" in why for why in plan_layouts(request).refused)
 
 
 def test_fields_of_launch_config_count_like_flags() -> None:

@@ -69,7 +69,7 @@ def estimate(
     """
     profile = load_cluster(cluster)
     prepared = prepare(recipe_named(recipe, say=eprint), with_gpu(overrides, gpu), nodes)
-    refused = errors_in(check(prepared, layers=("rules",)).problems)
+    refused = errors_in(check(prepared, profile, layers=("rules",)).problems)
     if refused:
         eprint(f"`check` refuses this run, so the estimate may be wrong: {refused[0].message}")
     estimated = estimate_run(prepared, gpu, speed, profile)

@@ -83,7 +83,7 @@ def estimate_run(
 def _estimated(
     prepared: Prepared, steps: int | None, gpu: str | None, speed: float | None, cluster: Cluster | None
 ) -> Estimate:
-    run = resolve_run(prepared)
+    run = resolve_run(prepared, cluster)
     args = {**run.defaults, **run.given}
     if steps:
         args["train_iters"] = steps

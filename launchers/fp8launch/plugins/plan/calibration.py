@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.cluster.profile import Cluster, config_folder
-from fp8launch.diagnostics import error
+from fp8launch.diagnostics import UserError, error
 from fp8launch.hardware.gpus import GPUS, Gpu, gpu_of_model
 from fp8launch.injob.regular_files import read_regular
 from fp8launch.rundir.atomic_io import write_atomically
@@ -153,7 +153,10 @@ def read_file(file: Path) -> bytes:
 
 def stored_rates(cluster: Cluster, gpu: Gpu) -> Rates | None:
     """Return the rates that were measured for a GPU type on a cluster, if any."""
-    file = rates_file(cluster)
+    try:
+        file = rates_file(cluster)
+    except UserError:
+        return None  # none can have been kept
     if not file.is_file():
         return None
     rates = parsed(read_file(file), str(file))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.plugins.plan.speeds import Speeds
 
@@ -55,7 +56,7 @@ class Target:
     """The GPUs and the batch that a model is planned for.
 
     `fixed` are the values of recipe keys that the user has set. `writable` says whether recipes of the engine have
-    fields for some overrides.
+    fields for some overrides. `cluster` is the profile of the cluster with these GPUs, if any.
     """
 
     gpus: int
@@ -64,6 +65,7 @@ class Target:
     speeds: Speeds
     fixed: Mapping[str, str] = field(default_factory=dict)
     writable: Callable[[Mapping[str, str]], bool] = _everything
+    cluster: Cluster | None = None
 
     @property
     def odd_factor(self) -> int:

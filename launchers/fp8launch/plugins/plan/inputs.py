@@ -107,8 +107,13 @@ def resource_overrides(
     return found
 
 
-def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | None) -> Change:
-    """Return all of Megatron's arguments for a run, in `precision` if given, with the override that selects it."""
+def base_of(
+    source: RecipeSource, overrides: Sequence[str], precision: str | None, cluster: Cluster | None = None
+) -> Change:
+    """Return all of Megatron's arguments for a run on a cluster.
+
+    They are in `precision` if given, with the override that selects it.
+    """
     chosen = {}
     if precision:
         chosen["precision.recipe"] = precision
@@ -125,7 +130,8 @@ def base_of(source: RecipeSource, overrides: Sequence[str], precision: str | Non
     args = engine.translate(loaded)
     traits = engine.traits(loaded.recipe)
     values = {**engine.defaults(args), **traits.fills_in, **args.attributes}
-    values.update(timed_settings(loaded.recipe, traits, loaded.recipe.environment))
+    env = loaded.recipe.environment if cluster is None else {**cluster.environment, **loaded.recipe.environment}
+    values.update(timed_settings(loaded.recipe, traits, env))
     if architecture(values) is None:
         reason = why_not_counted(values) or "a size of the model is missing"
         message = f"{reason}, so neither speed nor memory can be predicted"
@@ -161,4 +167,4 @@ def target_of(
     def writable(changed: Mapping[str, str]) -> bool:
         return engine.spelled(changed) is not None
 
-    return Target(resources.world_size, batch, device, known, fixed, writable)
+    return Target(resources.world_size, batch, device, known, fixed, writable, cluster)

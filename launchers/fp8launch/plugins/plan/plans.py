@@ -98,7 +98,7 @@ def plan_layouts(request: PlanRequest, say: Callable[[str], None] | None = None)
     with tempfile.TemporaryDirectory() as folder:
         source, parents = source_of(request.recipe, request.gpu, request.precisions, Path(folder))
         overrides = _overrides(request, source, len(parents) > 1)
-        bases = tuple(base_of(source, overrides, name) for name in request.precisions or (None,))
+        bases = tuple(base_of(source, overrides, name, request.cluster) for name in request.precisions or (None,))
         target = target_of(source, overrides, request.overrides, request.cluster, say)
         is_recipe = len(parents) == 1  # a model of the pack has no layout
         # Some layouts are refused by the rules, so search for more than are shown.
@@ -149,7 +149,7 @@ def judged(
     assert spelled is not None, layout.short  # the search left out what recipes of this engine have no field for
     own = (f"{key}={value}" for key, value in spelled.items())
     words = tuple(dict.fromkeys((*asked, *own, f"batch.global={target.global_batch}")))
-    run = _legal(source, words)
+    run = _legal(source, words, target.cluster)
     if isinstance(run, str):
         return run
     step = _step(run, target)
@@ -158,7 +158,7 @@ def judged(
 
 def own_layout(source: RecipeSource, asked: Sequence[str], target: Target) -> Planned | None:
     """Return the recipe's own layout on the requested GPUs; None if the rules refuse it."""
-    run = _legal(source, asked)
+    run = _legal(source, asked, target.cluster)
     if isinstance(run, str):
         return None
     step, memory = _step(run, target), run_estimate(run)
@@ -167,14 +167,14 @@ def own_layout(source: RecipeSource, asked: Sequence[str], target: Target) -> Pl
     return Planned(tuple(asked), Layout(Change(timed_arguments(run)), step, memory), step, memory)
 
 
-def _legal(source: RecipeSource, words: Sequence[str]) -> ResolvedRun | str:
-    """Return the run of a recipe with these overrides, or why the rules refuse it."""
+def _legal(source: RecipeSource, words: Sequence[str], cluster: Cluster | None) -> ResolvedRun | str:
+    """Return the run of a recipe with these overrides on a cluster, or why the rules refuse it."""
     try:
         prepared = prepare(source, words)
-        result = check(prepared, layers=("rules",))
+        result = check(prepared, cluster, layers=("rules",))
     except UserError as problems:
         return problems.problems[0].message
-    return resolve_run(prepared) if result.ok else result.problems[0].message
+    return resolve_run(prepared, cluster) if result.ok else result.problems[0].message
 
 
 def _step(run: ResolvedRun, target: Target) -> StepTime | None:

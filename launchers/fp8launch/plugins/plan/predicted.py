@@ -25,7 +25,7 @@ def estimate_step(run: ResolvedRun, memory: MemoryEstimate | None, cluster: Clus
         return "the speed model covers Megatron-Core with Transformer Engine's layers only"
     if run.gpu.name not in DEVICES:
         return f"the speed model has no rates for {run.gpu.name}"
-    step = predict_step(run, cluster)
+    step = predict_step(run)
     if step is None:
         return why_not_counted(run.arguments) or "a size of the model is missing, or the layers do not divide"
     basis = f"predicted, {speed_range(step)}"

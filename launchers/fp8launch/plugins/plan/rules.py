@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
+from fp8launch.diagnostics import UserError
 from fp8launch.hardware.quantization import DEFAULT_RECIPE
 
 # FP8 is reported as slower than bf16 below this share of the speed of bf16, on GPUs with at least this many experts.
@@ -33,13 +35,13 @@ def fp8_experts_slower(run: ResolvedRun) -> Iterator[Finding]:
     if not run.quantized or not run.is_estimated or experts < MANY_EXPERTS:
         return
     # Every check imports this module, but few runs reach this point. The speed model is slow to import.
-    from fp8launch.plugins.plan.settings import timed_arguments
-    from fp8launch.plugins.plan.step_time import step_time
+    from fp8launch.plugins.plan.step_time import predict_step
 
-    world, batch = run.layout.world, run.layout.global_batch
-    own = timed_arguments(run)
-    in_bf16 = {**own, **dict.fromkeys(DEFAULT_RECIPE)}
-    quantized, plain = (step_time(args, world, batch, run.gpu) for args in (own, in_bf16))
+    in_bf16 = replace(run, given={**run.given, **dict.fromkeys(DEFAULT_RECIPE)})
+    try:
+        quantized, plain = predict_step(run), predict_step(in_bf16)
+    except UserError:
+        return  # the cluster's rates cannot be read, which `estimate` and `plan` report
     if quantized is None or plain is None:
         return
     speed = plain.ms / quantized.ms

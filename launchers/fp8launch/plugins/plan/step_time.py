@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TypeAlias
 
 from fp8launch.check.resolved_run import ResolvedRun
-from fp8launch.cluster.profile import Cluster
 from fp8launch.hardware.gpus import Gpu
 from fp8launch.hardware.quantization import FP32
 from fp8launch.megatron.architecture import Chunk, divided_model
@@ -124,9 +123,9 @@ class StepTime:
         return self.tokens_per_s_per_gpu * self.flops_per_token / 1e12
 
 
-def predict_step(run: ResolvedRun, cluster: Cluster | None = None) -> StepTime | None:
-    """Predict the step of a run on a cluster, at the speeds that `plan` uses there."""
-    known = cluster_speeds(run.gpu, run.layout.world, cluster)
+def predict_step(run: ResolvedRun) -> StepTime | None:
+    """Predict the step of a run on its cluster, at the speeds that `plan` uses there."""
+    known = cluster_speeds(run.gpu, run.layout.world, run.cluster)
     if known is None:
         return None
     return step_time_at(timed_arguments(run), run.layout.world, run.layout.global_batch, known)

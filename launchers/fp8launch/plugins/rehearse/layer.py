@@ -92,11 +92,10 @@ def _without(result: CheckResult, state: str) -> CheckResult:
 
 
 def _parts(run: Prepared, cluster: Cluster, say: Callable[[str], None]) -> list[_Part]:
-    variables = {name: str(value) for name, value in cluster.env.items()}
     names: Sequence[str | None] = [phase.name for phase in run.phases] or [None]
     found = []
     for name, part in zip(names, run.parts, strict=True):
-        seen = resolve_run(part, variables)
+        seen = resolve_run(part, cluster)
         found.append(_Part(name, seen, plan_of(part, seen, cluster, say)))
     return found
 

@@ -88,10 +88,10 @@ class Begin:
 
 def predict(prepared: Prepared, cluster: Cluster | None = None) -> Prediction:
     """Predict the step on a cluster, the largest allocation in GiB, and the memory needed with reserves in GiB."""
-    run = resolve_run(prepared)
+    run = resolve_run(prepared, cluster)
     if not run.is_estimated:
         return Prediction()
-    step, memory = predict_step(run, cluster), run_estimate(run)
+    step, memory = predict_step(run), run_estimate(run)
     if memory is None:
         return Prediction(step)
     return Prediction(step, memory.peak / 2**30, memory.total / 2**30)
@@ -142,7 +142,7 @@ def base_of(
         if getattr(loaded.recipe, section):
             message = f"`{section}` makes several runs of the recipe, and tune improves one"
             raise error("tune-one-run", message, loaded.where(section), fix)
-    run = resolve_run(whole)
+    run = resolve_run(whole, cluster)
     expected = predict(whole, cluster).step_ms
     batch = global_batch or _shorter(run, expected)
     step_ms = (expected or 0.0) * batch / run.layout.global_batch
@@ -227,7 +227,7 @@ class _Accepted:
 
 def begin(base: Base, knobs: Sequence[Knob], say: Callable[[str], None]) -> Begin:
     """Return the options of these knobs that change the run and pass the check, with their predictions."""
-    run = resolve_run(base.prepared)
+    run = resolve_run(base.prepared, base.cluster)
     asked = list(_asked(base, knobs, run))
     order = [one.option.name for one in asked]
     accepted: dict[str, _Accepted] = {}
