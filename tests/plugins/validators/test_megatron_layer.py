@@ -153,6 +153,14 @@ def test_runs_of_several_versions_are_checked_in_one_call(tmp_path: Path) -> Non
     assert [result.ok for result in found] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("variable", ["WORLD_SIZE=3", "WORLD_SIZE=x", "RANK=x", "LOCAL_RANK=x"])
+def test_a_variable_of_the_ranks_in_a_recipe_is_reported_once(variable: str) -> None:
+    """Megatron's validators took it for the world size, and reported a batch that it does not divide."""
+    result = check(prepare("llama8b_fp8", [f"env.{variable}"]))
+    assert [problem.code for problem in result.problems if problem.severity == "error"] == ["reserved-variable"]
+    assert "env." in str(result.problems[0].where) and result.layers["megatron"] == "ran"
+
+
 def test_arguments_that_are_not_megatrons_do_not_reach_its_validators(tmp_path: Path) -> None:
     """Megatron's parser would refuse flags of a script, and anything in launch.arguments."""
     recipe = tmp_path / "r.yaml"

@@ -187,7 +187,8 @@ class Megatron:
         has_permutation = te_version and self.version.Version(te_version) >= self.version.Version("2.1")
         fused = [(self.rope, name, _unreachable if te_version else None) for name in ROTARY_EMBEDDING]
         fused += [(self.moe, name, _unreachable if has_permutation else None) for name in PERMUTATION]
-        environment = {"WORLD_SIZE": str(request["world_size"]), "RANK": "0", "LOCAL_RANK": "0", **request["env"]}
+        # Each rank's own variables are set last, as at its start; the check refuses a recipe that sets them.
+        environment = {**request["env"], "WORLD_SIZE": str(request["world_size"]), "RANK": "0", "LOCAL_RANK": "0"}
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
                 (cuda, "get_device_capability", lambda *args, **kwargs: (major, minor)),
