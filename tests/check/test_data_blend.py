@@ -194,6 +194,20 @@ def test_blends_in_files_of_their_own(tmp_path: Path) -> None:
     assert only(look(tmp_path, f"{base}  per_split_data_args_path: {splits}\n")).code == "file-missing"
 
 
+@pytest.mark.parametrize("flag", ["data_args_path", "per_split_data_args_path"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("/data/für".encode("latin-1"), "not UTF-8"), (b" " * (4 << 20) + b"/gone", "larger than 4 MiB")],
+)
+def test_a_list_that_is_not_checked_is_reported(tmp_path: Path, flag: str, content: bytes, why: str) -> None:
+    listed = tmp_path / "blend.txt"
+    listed.write_bytes(content)
+    flags = f"data: null\nmegatron:\n  tokenizer_type: NullTokenizer\n  {flag}: {listed}\n"
+    problem = only(look(tmp_path, flags))
+    assert (problem.code, problem.severity, problem.where) == ("data-blend-unread", "warning", str(listed))
+    assert why in problem.message and flag in problem.message
+
+
 def test_the_index_cache_next_to_read_only_data(tmp_path: Path) -> None:
     a = write_dataset(tmp_path / "data" / "a", PLENTY)
     box = "container: {image: nemo-26.04, mounts: ['%s:/data:ro']}\n" % (tmp_path / "data")

@@ -76,7 +76,9 @@ def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
     if args.values.get("data_path"):
         one.append(_words(prepared, "data_path"))
     text, where = _content(prepared, paths, "data_args_path")
-    if text is not None and not text.split():
+    if isinstance(text, Problem):
+        yield text
+    elif text is not None and not text.split():
         yield Problem("error", "data-blend", "the file of data_args_path is empty", where, "list the data in it")
     elif text is not None:
         one.append([(word, where) for word in text.split()])
@@ -89,7 +91,9 @@ def _blends(prepared: Prepared, paths: JobPaths) -> Iterator[Blend | Problem]:
         return
     per_split: dict[str, Words] = {split: _words(prepared, f"{split}_data_path") for split in SPLITS}
     text, where = _content(prepared, paths, "per_split_data_args_path")
-    if text is not None:
+    if isinstance(text, Problem):
+        yield text
+    elif text is not None:
         try:
             content = json.loads(text)
             for split in SPLITS:
@@ -123,15 +127,21 @@ def _as_words(value: object) -> list[str]:
     raise TypeError(f"{value!r} is not a list")
 
 
-def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | None, str | None]:
-    """Return the text and the place of a flag's file, or None. Another check reports missing files."""
+def _content(prepared: Prepared, paths: JobPaths, flag: str) -> tuple[str | Problem | None, str | None]:
+    """Return the text of a flag's file, or why it is not checked, and its place. Others report missing files."""
     here = paths.here(prepared.args.values.get(flag))
     if here is None:
         return None, None
     try:
         return read_regular(here, _LARGEST_BLEND).decode(), str(here)
-    except (OSError, ValueError):
+    except UnicodeDecodeError:
+        why, fix = "it is not UTF-8 text, which Megatron expects unless the job's locale says otherwise", "convert it"
+    except OSError:
         return None, None
+    except ValueError as exc:
+        why, fix = str(exc), "split the blend, or check the paths in it yourself"
+    message = f"the data listed in the file of {flag} are not checked: {why}"
+    return Problem("warning", "data-blend-unread", message, str(here), fix), None
 
 
 def _blend(words: Words, fractions: tuple[float, ...]) -> Blend | Problem:

@@ -49,7 +49,7 @@ _ERRORS = (
     "data-split", "data-missing", "data-unreadable", "data-broken", "data-cache", "data-too-short", "data-manifest",
     "data-vocabulary", "data-other-tokenizer", "tokenizer-missing", "checkpoint-missing",
 )  # fmt: skip
-_WARNINGS = ("data-manifest-unread", "data-epochs", "tokenizer-from-network")
+_WARNINGS = ("data-manifest-unread", "data-blend-unread", "data-epochs", "tokenizer-from-network")
 CODES: Mapping[str, Severity] = {
     **training_script.CODES,
     **dict.fromkeys(_ERRORS, "error"),
