@@ -78,7 +78,8 @@ def test_metadata_that_names_no_file_is_damage(tmp_path: Path, name: object) -> 
     piece = types.SimpleNamespace(relative_path=name, offset=0, length=1)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(types.SimpleNamespace(storage_data={"x": piece})))
     (tmp_path / "metadata.json").write_text("{}")
-    assert "has metadata that cannot be read" in (checkpoints.torn(tmp_path) or "")
+    said = checkpoints.torn(tmp_path) or ""
+    assert "has metadata that cannot be read" in said or said == f"{name!s} is missing"
 
 
 def test_a_lack_of_memory_does_not_make_the_training_start_over(folder: Path) -> None:
@@ -151,3 +152,73 @@ def test_metadata_runs_nothing(folder: Path, tmp_path: Path) -> None:
     (checkpoints.place(folder, 6) / ".metadata").write_bytes(text)
     assert checkpoints.torn(checkpoints.place(folder, 6)) is not None
     assert not canary.exists()
+
+
+# Runs one function on the folder, under errors that strace injects.
+_CALL = """
+import sys
+from pathlib import Path
+from fp8launch.injob.supervisor import checkpoints
+checkpoints.PAUSES = (0, 0, 0)
+try:
+    for one in getattr(checkpoints, sys.argv[1])(Path(sys.argv[2]), *map(int, sys.argv[3:])):
+        print(one)
+except OSError as problem:
+    print("refused:", problem)
+"""
+
+
+def under_error(error: str, file: Path, *words: str) -> list[str]:
+    """Call a function of `checkpoints` while every access to a file fails, or only the first (`error:when=1`)."""
+    strace = ["strace", "-f", "-o", "/dev/null", "-P", str(file), "-e", f"inject=openat,newfstatat,stat:error={error}"]
+    command = [*strace, sys.executable, "-c", _CALL, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split("\n")[:-1]
+
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the errors")
+
+
+@needs_strace
+@pytest.mark.parametrize("error", ["EIO", "ESTALE", "EACCES"])
+@pytest.mark.parametrize("victim", [checkpoints.TRACKER, "iter_0000006", "iter_0000006/.metadata"])
+def test_an_error_that_lasts_changes_no_checkpoint(folder: Path, victim: str, error: str) -> None:
+    before = sorted(folder.rglob("*"))
+    [told] = under_error(error, folder / victim, "repair", str(folder))
+    assert told.endswith("the checkpoints are left as they are")
+    assert sorted(folder.rglob("*")) == before and checkpoints.latest(folder) == 6
+
+
+@needs_strace
+@pytest.mark.parametrize("victim", [checkpoints.TRACKER, "iter_0000006", "iter_0000006/.metadata"])
+def test_an_error_that_passes_is_not_noticed(folder: Path, victim: str) -> None:
+    assert under_error("EIO:when=1", folder / victim, "repair", str(folder)) == []
+    assert checkpoints.latest(folder) == 6
+
+
+@needs_strace
+def test_a_folder_that_cannot_be_read_is_not_empty(folder: Path) -> None:
+    (checkpoints.place(folder, 6) / ".metadata").unlink()
+    [told] = under_error("EIO", folder, "repair", str(folder))
+    assert told.endswith("the checkpoints are left as they are") and checkpoints.latest(folder) == 6
+
+
+@needs_strace
+def test_a_damaged_newest_checkpoint_is_no_reason_to_give_up_one_that_cannot_be_read(folder: Path) -> None:
+    (checkpoints.place(folder, 6) / ".metadata").unlink()
+    metadata = checkpoints.place(folder, 4) / ".metadata"
+    [told] = under_error("EIO", metadata, "repair", str(folder))
+    assert told.endswith("the checkpoints are left as they are") and checkpoints.latest(folder) == 6
+    assert "continuing from 4" in under_error("EIO:when=1", metadata, "repair", str(folder))[1]
+
+
+@needs_strace
+def test_what_cannot_be_read_is_not_removed(folder: Path) -> None:
+    metadata = checkpoints.place(folder, 4) / ".metadata"
+    assert under_error("ESTALE", metadata, "prune", str(folder), "2")[0].startswith("refused:")
+    assert checkpoints.iterations(folder) == [2, 4, 6]
+    assert under_error("ESTALE:when=1", metadata, "prune", str(folder), "2") == ["2"]
+
+
+@needs_strace
+def test_a_tracker_that_cannot_be_read_does_not_name_a_new_run(folder: Path) -> None:
+    assert under_error("EIO", folder / checkpoints.TRACKER, "latest", str(folder))[0].startswith("refused:")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -543,6 +544,61 @@ def test_a_run_that_trained_to_its_end_is_done_even_if_the_disk_refuses_writes(j
     (one.run / ".attempts.json.new").mkdir()
     ended = one.end(137, f"[after training is done]\n{HANG}")
     assert ended.returncode == 0 and "the training is done, but" in ended.stderr
+
+
+NOT_LOADED = """0: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])
+0: Traceback (most recent call last): (RANK 0)
+0:   File "/opt/torch/distributed/checkpoint/filesystem.py", line 700, in read_data
+0: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "newest"),
+    [
+        ("OSError: [Errno 5] Input/output error: '/scratch/ckpt/iter_0000010/__0_0.distcp'", "storage", 10),
+        ("OSError: [Errno 116] Stale file handle", "storage", 10),
+        ("PytorchStreamReader failed reading zip archive: failed finding central directory", "damaged-checkpoint", 5),
+    ],
+)
+def test_a_checkpoint_is_not_set_aside_for_an_error_of_the_file_system(
+    job: Callable[..., Job], error: str, cause: str, newest: int
+) -> None:
+    one = job("survive.attempts=3")
+    began(one, 5, 10)
+    one.end(0, LEFT)
+    one.begin("5-1")
+    ended = one.end(1, NOT_LOADED.format(error), "5-1")
+    assert one.record["attempts"][-1]["cause"] == cause, ended.stderr
+    assert checkpoints.latest(one.run / "ckpt") == newest
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the errors")
+def test_an_error_of_the_file_system_does_not_end_the_watch(job: Callable[..., Job]) -> None:
+    """The tracker cannot be read for a while, which the training does not notice."""
+    one = job("checkpoint.keep=2", "survive.hang_after=3")
+    folder = one.run / "ckpt"
+    for iteration in (2, 3, 5):
+        one.reach(iteration)
+    call = one.call("watch")
+    script, rest = call["args"][1], call["args"][2:]
+    # The pauses of minutes are shortened; all else is the supervisor's.
+    code = (
+        "import runpy, sys, time; pause = time.sleep; time.sleep = lambda seconds: pause(min(seconds, 0.2)); "
+        f"sys.argv = {[script, *rest]!r}; runpy.run_path({script!r}, run_name='__main__')"
+    )
+    errors = ["-P", str(folder / checkpoints.TRACKER), "-e", "inject=openat:error=ESTALE:when=1..10"]
+    call["args"] = ["strace", "-f", "-o", "/dev/null", *errors, sys.executable, "-c", code]
+    watch = subprocess.Popen(**call, start_new_session=True)
+    try:
+        time.sleep(5)
+        assert watch.poll() is None
+        one.reach(10)
+        wait_until(lambda: checkpoints.iterations(folder) == [5, 10])
+    finally:
+        os.killpg(watch.pid, signal.SIGTERM)
+        said = watch.communicate(timeout=30)[1]
+    assert "the watch over the training starts again" in said and "Traceback" not in said
 
 
 def test_only_the_newest_checkpoints_are_kept(job: Callable[..., Job]) -> None:

@@ -58,7 +58,6 @@ EXCEPTIONS = {
     "injob/supervisor/run_records.py:start_of": KERNEL,
     "injob/local_job.py:_parent": KERNEL,
     "injob/local_job.py:_words": KERNEL,
-    "injob/supervisor/checkpoints.py:_is_zip": "looks at the stream that open_regular returned",
     "logs/open_log.py:_blocks": "opens the stream that open_regular returned",
     "megatron/schema.py:_with_script": OWN_DATA,
     "megatron/schema.py:schema_text": OWN_DATA,

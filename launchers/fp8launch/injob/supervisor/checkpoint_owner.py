@@ -29,7 +29,8 @@ _IDENTITY = ("run", "recipe", "created")
 def read_owner(folder: Path) -> dict[str, Any] | None:
     """Return the record of a checkpoint folder; None if there is none. Raises OSError, ValueError for a damaged one."""
     try:
-        record = json.loads(read_regular(folder / RECORD, _LONGEST_RECORD, follow=False).decode())
+        raw = checkpoints.again(lambda: read_regular(folder / RECORD, _LONGEST_RECORD, follow=False))
+        record = json.loads(raw.decode())
     except FileNotFoundError:
         return None
     if not isinstance(record, dict):

@@ -7,17 +7,20 @@ Formats: torch_dist and fsdp_dtensor (torch.distributed.checkpoint with a `.meta
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import pickle
 import re
 import shutil
-import zipfile
+import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fp8launch.injob.regular_files import open_regular, read_regular
+from fp8launch.injob.regular_files import NotRegular, open_regular, read_regular
 
 TRACKER = "latest_checkpointed_iteration.txt"
 # A conversion (the plugin `convert`) writes this into its output last.
@@ -29,7 +32,17 @@ _LARGEST_JSON = 1 << 20
 _LARGEST_METADATA = 256 << 20
 # State of a module is kilobytes; 1024 steps of history of five tensors are 20 KiB.
 _LARGEST_OBJECT = 16 << 20
+_ZIP_END_AND_COMMENT = 22 + (1 << 16)
 _FOLDER = re.compile(r"iter_(\d{7,})")
+# Errors of a file server that fails over or is overloaded, and of a node short of memory or handles.
+PASSING = frozenset((
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EHOSTDOWN,
+    errno.EHOSTUNREACH, errno.ECONNRESET, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
+))  # fmt: skip
+PAUSES = (1, 5, 20)  # seconds before each further try to read
+# The errors that say what is there. All others say only that it cannot be read.
+_ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular)
+Result = TypeVar("Result")
 
 
 class _Fields:
@@ -58,11 +71,26 @@ class _FieldsOnly(pickle._Unpickler):
         return type(name, (_Fields,), {})
 
 
+def again(read: Callable[[], Result]) -> Result:
+    """Return what a function reads, with a second try after errors that pass. Raises OSError for errors that last."""
+    for pause in PAUSES:
+        try:
+            return read()
+        except OSError as problem:
+            if problem.errno not in PASSING:
+                raise
+        time.sleep(pause)
+    return read()
+
+
 def latest(folder: Path) -> int:
-    """Return the iteration that Megatron's tracker names; 0 if there is none, as for a new run."""
+    """Return the iteration that Megatron's tracker names; 0 if there is none, as for a new run.
+
+    Raises OSError if the tracker cannot be read: a run that took it for a new run would start over.
+    """
     try:
-        text = read_tracker(folder)
-    except (OSError, ValueError):
+        text = again(lambda: read_tracker(folder))
+    except (*_ABSENT, ValueError):
         return 0
     return whole_number(text) or 0
 
@@ -81,12 +109,8 @@ def whole_number(text: str) -> int | None:
 
 
 def iterations(folder: Path) -> list[int]:
-    """Return the iterations that have a folder, complete or not, in order."""
-    try:
-        names = os.listdir(str(folder))  # noqa: PTH208 (Path.iterdir would raise later, while it is read)
-    except OSError:
-        return []
-    return sorted(int(match.group(1)) for match in map(_FOLDER.fullmatch, names) if match)
+    """Return the iterations that have a folder, complete or not, in order. Raises OSError."""
+    return sorted(int(match.group(1)) for match in map(_FOLDER.fullmatch, _names(folder)) if match)
 
 
 def place(folder: Path, iteration: int) -> Path:
@@ -94,47 +118,76 @@ def place(folder: Path, iteration: int) -> Path:
 
 
 def torn(checkpoint: Path) -> str | None:
-    """Return why a checkpoint cannot be read; None if it is complete.
-
-    A power cut leaves missing, empty or short files. The `.metadata` of a distributed checkpoint lists the bytes and
-    the file of each tensor, so a file that is too short is found without reading any tensor.
-    """
+    """Return why a checkpoint is damaged or cannot be read now; None if it is complete."""
     try:
-        return _damage(checkpoint)
+        return damage(checkpoint)
     except MemoryError:
         return "has metadata that cannot be read: out of memory"
+    except OSError as problem:
+        return f"cannot be read: {problem}"
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Return why a checkpoint is damaged; None if it is complete.
+
+    A power cut leaves missing, empty or short files. The `.metadata` of a distributed checkpoint lists the bytes and
+    the file of each tensor, so a file that is too short is found without reading any tensor. Raises OSError or
+    MemoryError if the checkpoint cannot be read now, which says nothing about it.
+    """
+    return again(lambda: _damage(checkpoint))
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """Return what `torn` does. Raises MemoryError, which says nothing about the checkpoint."""
-    if not checkpoint.is_dir():
-        return "does not exist"
-    if (checkpoint / ".metadata").exists() or (checkpoint / "metadata.json").exists():
-        return _torn_distributed(checkpoint)
-    parts = sorted(checkpoint.glob("mp_rank_*/*.pt"))
+    names = _names(checkpoint)
+    if ".metadata" in names or "metadata.json" in names:
+        return _damage_of_distributed(checkpoint, names)
+    parts = []
+    for name in sorted(names):
+        if name.startswith("mp_rank_"):
+            parts += [checkpoint / name / file for file in sorted(_names(checkpoint / name)) if file.endswith(".pt")]
     if not parts:
-        return "contains no checkpoint (no .metadata)"
+        return "contains no checkpoint (no .metadata)" if names else "is missing or empty"
     broken = [part.name for part in parts if not _is_zip(part)]
     return f"contains {broken[0]}, which is cut short" if broken else None
 
 
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder, none if there is no such folder. Raises OSError."""
+    try:
+        return os.listdir(str(folder))  # noqa: PTH208 (Path.iterdir would raise later, while it is read)
+    except _ABSENT:
+        return []
+
+
+def _size(file: Path) -> int | None:
+    """Return the size of a regular file; None if there is none. Raises OSError, which `Path.is_file` may hide."""
+    try:
+        state = file.stat()
+    except OSError as problem:
+        if isinstance(problem, _ABSENT) or problem.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return None
+        raise
+    return state.st_size if stat.S_ISREG(state.st_mode) else None
+
+
 def _is_zip(file: Path) -> bool:
+    """Return whether a file ends like a zip archive. Raises OSError, which `zipfile.is_zipfile` hides."""
     try:
         with open_regular(file) as stream:
-            return zipfile.is_zipfile(stream)
-    except OSError:
+            stream.seek(max(0, stream.seek(0, 2) - _ZIP_END_AND_COMMENT))
+            return b"PK\5\6" in stream.read()
+    except _ABSENT:
         return False
 
 
-def _torn_distributed(checkpoint: Path) -> str | None:
+def _damage_of_distributed(checkpoint: Path, names: list[str]) -> str | None:
     for name in (".metadata", "metadata.json"):
-        if not (checkpoint / name).is_file() or not (checkpoint / name).stat().st_size:
+        if not _size(checkpoint / name):
             return f"has no {name}, which is written last"
     # Megatron-Bridge writes its tracker before this file, without which it cannot load its checkpoint.
-    config = checkpoint / "run_config.yaml"
-    if (checkpoint / "train_state.pt").exists() and not (config.is_file() and config.stat().st_size):
-        return f"has no {config.name}, which Megatron-Bridge writes last"
-    if (checkpoint / "common.pt").exists() and not _is_zip(checkpoint / "common.pt"):
+    if "train_state.pt" in names and not _size(checkpoint / "run_config.yaml"):
+        return "has no run_config.yaml, which Megatron-Bridge writes last"
+    if "common.pt" in names and not _is_zip(checkpoint / "common.pt"):
         return "contains common.pt, which is cut short"
     try:
         json.loads(read_regular(checkpoint / "metadata.json", _LARGEST_JSON).decode())
@@ -142,12 +195,12 @@ def _torn_distributed(checkpoint: Path) -> str | None:
         for piece in _storage(checkpoint).values():
             ends[piece.relative_path] = max(ends.get(piece.relative_path, 0), piece.offset + piece.length)
         for name, end in sorted(ends.items()):
-            if not (checkpoint / name).is_file():
+            size = _size(checkpoint / name)
+            if size is None:
                 return f"{name} is missing"
-            size = (checkpoint / name).stat().st_size
             if size < end:
                 return f"{name} has {size} of {end} bytes"
-    except MemoryError:
+    except (OSError, MemoryError):
         raise
     except Exception as problem:
         return f"has metadata that cannot be read: {problem}"
@@ -185,37 +238,46 @@ def repair(folder: Path) -> list[str]:
     """Make the tracker name a complete checkpoint. Return sentences about what was done, none if nothing was wrong.
 
     Megatron writes the tracker last, so it names a torn checkpoint only if the disk lost earlier writes. Without a
-    tracker Megatron would start over although complete checkpoints exist.
+    tracker Megatron would start over although complete checkpoints exist. If a file cannot be read now, nothing is
+    changed: the training reads it itself, and fails if the error lasts.
     """
-    if not os.path.lexists(str(folder / TRACKER)):
-        newest = _newest_whole(folder, iterations(folder))
-        if newest is None:
-            return []
-        point_at(folder, newest)
-        return [f"{TRACKER} is missing", f"continuing from {newest}, the newest complete checkpoint"]
     try:
-        text = read_tracker(folder)
-    except (OSError, ValueError) as failure:
-        text = f"nothing: {failure}"
-    if text == "release":
+        problem, newest = _examine(folder)
+    except MemoryError:
         return []
-    named = whole_number(text)
-    if named is None:
-        problem = f"{TRACKER} says {text[:80]!r}"
-    else:
-        try:
-            damage = _damage(place(folder, named))
-        except MemoryError:
-            return []
-        if damage is None:
-            return []
-        problem = f"checkpoint {named} is torn: it {damage}"
-    newest = _newest_whole(folder, [i for i in iterations(folder) if named is None or i < named])
+    except OSError as failure:
+        return [f"{failure}: the checkpoints are left as they are"]
+    if problem is None:
+        return []
     if newest is None:
         (folder / TRACKER).unlink()
         return [problem, "there is no earlier complete checkpoint; starting over"]
     point_at(folder, newest)
-    return [problem, f"continuing from {newest} instead"]
+    return [problem, f"continuing from {newest}, the newest complete checkpoint"]
+
+
+def _examine(folder: Path) -> tuple[str | None, int | None]:
+    """Return what is wrong with the checkpoint that the tracker names, and the newest complete one before it.
+
+    Raises OSError or MemoryError if that cannot be read now.
+    """
+    try:
+        text = again(lambda: read_tracker(folder))
+    except FileNotFoundError:
+        newest = _newest_whole(folder, iterations(folder))
+        return (None if newest is None else f"{TRACKER} is missing"), newest
+    except ValueError as failure:
+        text = f"nothing: {failure}"
+    if text == "release":
+        return None, None
+    named = whole_number(text)
+    problem = f"{TRACKER} says {text[:80]!r}"
+    if named is not None:
+        found = damage(place(folder, named))
+        if found is None:
+            return None, None
+        problem = f"checkpoint {named} is torn: it {found}"
+    return problem, _newest_whole(folder, [i for i in iterations(folder) if named is None or i < named])
 
 
 def set_aside(folder: Path, iteration: int) -> list[str]:
@@ -254,14 +316,14 @@ def _rename(folder: Path, iteration: int, mark: str) -> str:
 
 
 def whole_iterations(folder: Path) -> list[int]:
-    """Return the iterations whose checkpoint is complete, in order."""
-    return [i for i in iterations(folder) if torn(place(folder, i)) is None]
+    """Return the iterations whose checkpoint is complete, in order. Raises OSError."""
+    return [i for i in iterations(folder) if damage(place(folder, i)) is None]
 
 
 def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
     """Return the newest of these iterations whose checkpoint is complete."""
     for iteration in reversed(candidates):
-        if torn(place(folder, iteration)) is None:
+        if damage(place(folder, iteration)) is None:
             return iteration
     return None
 
@@ -281,11 +343,12 @@ def point_at(folder: Path, iteration: int) -> None:
 def prune(folder: Path, keep: int) -> list[int]:
     """Remove all but the `keep` newest complete checkpoints. Return the iterations that were removed.
 
-    The checkpoint that the tracker names and newer ones stay, and so do links, whose targets belong to others.
+    The checkpoint that the tracker names and newer ones stay, and so do links, whose targets belong to others. Raises
+    OSError, without removing anything, if one cannot be read now.
     """
     named = latest(folder)
     up_to_named = [i for i in iterations(folder) if i <= named]
-    whole = [i for i in up_to_named if torn(place(folder, i)) is None]
+    whole = [i for i in up_to_named if damage(place(folder, i)) is None]
     removed: list[int] = []
     if named not in whole:
         return removed

@@ -171,7 +171,10 @@ def read_growth(log: Path, seen: Progress) -> None:
 
 def notice_a_save(checkpoint: Path, seen: Progress) -> None:
     """End the silence if a checkpoint grows. Call this only during a silence, because it looks at every file."""
-    state = checkpoints.state_of_newest(checkpoint)
+    try:
+        state = checkpoints.state_of_newest(checkpoint)
+    except OSError:
+        return  # it cannot be known now
     if seen.checkpoint_seen is not None and state != seen.checkpoint_seen:
         seen.silent = 0.0
     seen.checkpoint_seen = state
@@ -181,7 +184,11 @@ def prune(checkpoint: Path, keep: int | None) -> None:
     """Remove old checkpoints and report which ones."""
     if not keep:
         return
-    removed = checkpoints.prune(checkpoint, keep)
+    try:
+        removed = checkpoints.prune(checkpoint, keep)
+    except OSError as problem:
+        say(f"old checkpoints stay until the next one is written: {problem}")
+        return
     if removed:
         say(f"removed checkpoints {', '.join(map(str, removed))}: {keep} are kept")
 

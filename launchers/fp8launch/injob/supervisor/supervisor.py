@@ -31,6 +31,7 @@ if __name__ == "__main__":
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints, continuation, hang_watchdog
 from fp8launch.injob.supervisor.attempt_log import Run, batch_output
 from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
+from fp8launch.injob.supervisor.failures import failures_of
 from fp8launch.injob.supervisor.health_rules import Event
 from fp8launch.injob.supervisor.health_watch import CAUSE as UNHEALTHY
 from fp8launch.injob.supervisor.health_watch import Actions, event_of, slow_node_of_log
@@ -40,6 +41,7 @@ from fp8launch.injob.supervisor.slow_node import SlowNode, recorded_in
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
 CANCELLED = "cancelled"
 PHASE_END = "phase-end"
+WATCH_AGAIN = 60  # seconds before the watch starts again after an error
 
 
 def begin(run: Run) -> int:
@@ -199,8 +201,11 @@ def end(run: Run, status: int) -> int:
         return finish(run, status)
     if line:
         run.attempts[-1]["line"] = line.strip()[:300]
-    if cause == "missing-checkpoint" and set_aside_checkpoint(run):
-        cause = "damaged-checkpoint"
+    if cause == "missing-checkpoint":
+        if any(code == "storage" for code, _ in failures_of(log)):
+            cause = "storage"  # the next attempt may read the same checkpoint
+        elif set_aside_checkpoint(run):
+            cause = "damaged-checkpoint"
     actions = Actions.of_plan(run.plan)
     event = event_of(cause, line, log, actions)
     detail = ""
@@ -343,23 +348,21 @@ def watch(run: Run) -> int:
 
     # The batch script ends this process after the training. Exit without a message, which the shell would print.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    hang_watchdog.watch(
-        run.log,
-        run.checkpoint,
-        run.scheduler,
-        run.plan.get("hang"),
-        run.plan.get("keep"),
-        Actions.of_plan(run.plan),
-        replaceable,
-    )
-    return 0
+    hang, keep, actions = run.plan.get("hang"), run.plan.get("keep"), Actions.of_plan(run.plan)
+    while True:
+        try:
+            hang_watchdog.watch(run.log, run.checkpoint, run.scheduler, hang, keep, actions, replaceable)
+            return 0
+        except OSError as problem:  # the training may be healthy, and it reads the log and checkpoints itself
+            say(f"the watch over the training starts again: {problem}")
+        time.sleep(WATCH_AGAIN)
 
 
 def main(words: list[str]) -> int:
     what, folder, attempt = words[0], Path(words[1]), Path(words[2])
     status = int(words[3]) if what == "end" else 0
     try:
-        run = Run(folder, attempt, os.environ)
+        run = checkpoints.again(lambda: Run(folder, attempt, os.environ))
     except (OSError, ValueError) as problem:
         again = (
             f"`fp8launch submit {folder} --set checkpoint.load=FOLDER` continues from its checkpoints as another run"
@@ -380,9 +383,10 @@ def main(words: list[str]) -> int:
         return end(run, status)
     except OSError as problem:  # a full disk, say
         place = problem.filename or folder
-        if run.trained:
-            say(f"the training is done, but {place} cannot be written: {problem.strerror}")
-            return 0
+        with contextlib.suppress(OSError):
+            if run.trained:
+                say(f"the training is done, but {place} cannot be written: {problem.strerror}")
+                return 0
         say(f"the run stops here: {place}: {problem.strerror}")
         return status or GIVEN_UP
 
