@@ -831,6 +831,7 @@ MISLEADING = {
     "a tracker without a server": Set(
         code="tracking-login", severity="warning", plugin="tracking", more={"tracking": {"mlflow": {}}},
     ),
+    "a run that its time limit ends": Set({"train_iters": 100_000}, "time-limit-too-short", plugin="plan"),
     "a GPU that nobody measured": Set(MXFP8, "gpu-never-measured", gpu="vr200", gpus=4, plugin="plan"),
 }  # fmt: skip
 # The same on larger models and clusters.

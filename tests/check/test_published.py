@@ -40,7 +40,7 @@ def published(path: Path, folder: Path) -> str:
     one_connection = gpu[0] == "h" and divided and not values.get("use_megatron_fsdp")
     recipe = {
         "name": path.stem,
-        "resources": {"gpu": gpu, "nodes": max(1, gpus // 8), "gpus_per_node": min(8, gpus)},
+        "resources": {"gpu": gpu, "nodes": max(1, gpus // 8), "gpus_per_node": min(8, gpus), "time": "1-00:00:00"},
         "env": {"CUDA_DEVICE_MAX_CONNECTIONS": 1 if one_connection else 32},
         "software": {"megatron": "0.19", "transformer_engine": "2.20", "cuda": "13.0"},
         "megatron": {name: value for name, value in values.items() if value is not None},

@@ -14,6 +14,7 @@ from fp8launch.megatron.parameters import Parameters, parameters
 from fp8launch.plugins.estimate.cost import Cost, Throughput, cost
 from fp8launch.plugins.estimate.fit import covered_estimate
 from fp8launch.plugins.estimate.memory import MIB, MemoryEstimate, usable_bytes
+from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.quoted_speed import as_quoted
 from fp8launch.wording import counted
 
@@ -90,7 +91,7 @@ def _estimated(
     world, batch = run.layout.world, run.layout.global_batch
     memory = covered_estimate(run)
     predictions, missing = _predictions(run, memory, cluster)
-    throughput = _throughput(prepared, gpu, speed, list(predictions.values()))
+    throughput = _throughput(prepared.loaded, gpu, speed, list(predictions.values()))
     costs = cost(args, world, batch, throughput)
     counted = parameters(args, world)
     return Estimate(prepared, run, counted, memory, costs, predictions, missing, prepared.gpu_hours_at_most)
@@ -113,8 +114,17 @@ def _predictions(
     return found, missing
 
 
+def quoted_throughput(loaded: LoadedRecipe) -> Throughput | None:
+    """Return the published throughput that a recipe quotes, None if it has none or has other settings."""
+    reference = loaded.recipe.reference
+    if reference is None or not as_quoted(loaded):
+        return None
+    basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
+    return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+
+
 def _throughput(
-    prepared: Prepared, what_if: str | None, stated: float | None, predictions: Sequence[Prediction]
+    loaded: LoadedRecipe, what_if: str | None, stated: float | None, predictions: Sequence[Prediction]
 ) -> Throughput | None:
     """Return the throughput given by the user, predicted with the cluster's own rates, published, or predicted."""
     if stated is not None:
@@ -123,10 +133,9 @@ def _throughput(
     for one in predicted:
         if one.calibrated:
             return one.throughput
-    reference = prepared.loaded.recipe.reference
-    if reference is not None and what_if is None and as_quoted(prepared.loaded):
-        basis = f"published for {counted(reference.gpus, 'GPU')}: {reference.source}"
-        return Throughput(reference.tokens_per_s_per_gpu, basis, known=True)
+    quoted = quoted_throughput(loaded) if what_if is None else None
+    if quoted is not None:
+        return quoted
     return predicted[0].throughput if predicted else None
 
 

@@ -15,6 +15,7 @@ PLUGIN = Plugin(
     rules={
         "fp8-experts-slower": "fp8launch.plugins.plan.rules:fp8_experts_slower",
         "gpu-never-measured": "fp8launch.plugins.plan.rules:gpu_never_measured",
+        "time-limit-too-short": "fp8launch.plugins.plan.rules:time_limit_too_short",
     },
     run_costs={"run_cost": "fp8launch.plugins.plan.run_cost:run_cost"},
     estimates={"predicted": "fp8launch.plugins.plan.predicted:estimate_step"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.quantization import DEFAULT_RECIPE
+from fp8launch.job.build_job import stop_before
+from fp8launch.wording import counted
 
 # FP8 is reported as slower than bf16 below this share of the speed of bf16, on GPUs with at least this many experts.
 # 64 experts were measured, and NVIDIA publishes FP8 recipes with up to 32.
@@ -55,3 +58,88 @@ def fp8_experts_slower(run: ResolvedRun) -> Iterator[Finding]:
     )
     fix = "use bf16, a larger micro batch, or a larger ep; `fp8launch estimate` shows the time of the host"
     yield Finding(message, run.where(*DEFAULT_RECIPE, "num_experts"), fix)
+
+
+# A published speed was measured with other software and on another cluster.
+KNOWN_DOUBT = 0.1
+
+
+@rule(
+    "time-limit-too-short",
+    "warning",
+    source="megatron/training/training.py checkpoint_and_decide_exit; the speed model",
+)
+def time_limit_too_short(run: ResolvedRun) -> Iterator[Finding]:
+    """Warn about a run that is predicted to lose its training at the time limit.
+
+    A run with `checkpoint.dir` and `checkpoint.interval` saves before the limit (`survive.stop_before`), which helps
+    unless a single step takes longer.
+    """
+    recipe = run.loaded.recipe
+    limit = 3600 * recipe.resources.hours
+    leaves = 60 * run.integer("exit_duration_in_mins")
+    if not limit or not run.is_estimated or run.on("skip_train") or 0 < leaves < limit or run.on("exit_signal_handler"):
+        return
+    steps = run.integer("train_iters") or -(-run.integer("train_samples") // run.layout.global_batch)
+    steps = min(steps, run.integer("exit_interval") or steps)
+    speed = _seconds_per_step(run) if steps else None
+    if speed is None:
+        return
+    seconds, least, basis = speed
+    where = run.loaded.where("resources", "time")
+    if recipe.goes_on:
+        margin = stop_before(recipe)
+        # The job rounds the time until it leaves down to minutes.
+        if least > margin + 60:
+            message = (
+                f"a step takes {seconds:,.0f} s ({basis}), but the run starts to save {margin} s before its time "
+                "limit: the limit may end it before that, and the iterations since its last checkpoint are lost"
+            )
+            fix = (
+                f"set survive.stop_before to {2 * math.ceil(seconds)} or more; it counts up to a quarter of "
+                "resources.time"
+            )
+            yield Finding(message, where, fix)
+        return
+    interval = run.integer("save_interval")
+    saves = run.on("save")
+    first = min(interval or steps, steps) if saves else steps
+    if first * least <= limit or (saves and run.on("non_persistent_save_interval")):
+        return
+    what = f"the first checkpoint, after {counted(first, 'iteration')}," if saves else counted(first, "iteration")
+    lost = "nothing is saved by then" if saves else "the run saves no checkpoints"
+    message = (
+        f"{what} {'needs' if saves or first == 1 else 'need'} {_duration(first * seconds)} ({seconds:.3g} s each, "
+        f"{basis}), but resources.time {recipe.resources.time} ends the run after about {int(limit / seconds):,}: "
+        f"{lost}, so its training is lost"
+    )
+    fix = (
+        f"set resources.time to more than {_duration(first * seconds)}, or set checkpoint.dir and checkpoint.interval: "
+        "such a run saves before its time limit, and continues from there (survive.attempts, `fp8launch resume`)"
+    )
+    yield Finding(message, where, fix)
+
+
+def _seconds_per_step(run: ResolvedRun) -> tuple[float, float, str] | None:
+    """Return the seconds of a step as `estimate` shows them, the least that they may be, and what they rest on."""
+    from fp8launch.plugins.estimate.estimates import quoted_throughput
+    from fp8launch.plugins.plan.calibration import stored_rates
+
+    try:
+        quoted = quoted_throughput(run.loaded)
+        if quoted is not None and (run.cluster is None or stored_rates(run.cluster, run.gpu) is None):
+            tokens = run.layout.global_batch * run.integer("seq_length")
+            seconds = tokens / (quoted.tokens_per_s_per_gpu * run.layout.world)
+            return seconds, (1 - KNOWN_DOUBT) * seconds, quoted.basis.partition(":")[0]
+        # The speed model is slow to import.
+        from fp8launch.plugins.plan.predicted import speed_range
+        from fp8launch.plugins.plan.step_time import predict_step
+
+        step = predict_step(run)
+    except UserError:
+        return None  # as in `fp8_experts_slower`
+    return None if step is None else (step.ms / 1000, step.range_ms[0] / 1000, f"predicted, {speed_range(step)}")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
