@@ -5,7 +5,7 @@
 Writes a log of SIZE MB with NCCL, torchrun and warning lines. Of a thousand lines, PER_MILLE are iterations and one is
 a memory line; a checkpoint comes every few thousand. Then times grep (into a pipe: it stops at the
 first hit when writing to /dev/null), the block reader alone (`scan_file`) and the whole of `fp8launch parse`
-(`parse_paths`), best of three each, and prints the memory that the reader took.
+(`summarise`), best of three each, and prints the memory that the reader took.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))
 
 from fp8launch.logs import scan_file
-from fp8launch.report.throughput import parse_paths
+from fp8launch.report.throughput import read_logs, summarise
 
 HEAD = """using world size: 8, data-parallel size: 8
 ------------------------ arguments ------------------------
@@ -123,7 +123,7 @@ def main() -> None:
         seconds = {
             "grep": best(lambda: subprocess.run(grep, stdout=subprocess.PIPE, check=True)),
             "scan_file": best(lambda: scan_file(path)),
-            "parse_paths": best(lambda: parse_paths([path], gpu="h200")),
+            "summarise": best(lambda: summarise(read_logs([path]), gpu="h200")),
         }
         print(
             json.dumps(

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from fp8launch.diagnostics import Problem, UserError
 from fp8launch.logs.open_log import open_log
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.schema import FlagSchema
+from fp8launch.report.run_report import RunReport
+from fp8launch.report.throughput import read_logs, summarise
 
 TESTS = Path(__file__).resolve().parent
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -103,3 +105,8 @@ def path_without_slurm(folder: Path) -> str:
             if program.name not in SLURM and not link.is_symlink():
                 link.symlink_to(program)
     return str(folder)
+
+
+def parse_paths(paths: Sequence[Path], **options: Any) -> RunReport:
+    """Report on a run from its logs, one per attempt, oldest first."""
+    return summarise(read_logs(paths), **options)

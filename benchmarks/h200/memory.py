@@ -21,7 +21,7 @@ from fp8launch.hardware.gpus import gpu
 from fp8launch.logs import read_log
 from fp8launch.logs.open_log import log_name
 from fp8launch.plugins.estimate.memory import MIB, estimate
-from fp8launch.report.throughput import parse_paths
+from fp8launch.report.throughput import read_logs, summarise
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE / "memory.md"
@@ -71,7 +71,7 @@ def peaks() -> Iterator[Peak]:
     for sitting, log in logs():
         processes = read_log(log).processes
         arguments = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
-        report = parse_paths([log], gpu="h200")
+        report = summarise(read_logs([log]), gpu="h200")
         if not (
             report.peak_memory_mib
             and report.setup.world_size

@@ -10,7 +10,7 @@ from published_runs import Run
 
 from fp8launch.logs import read_log
 from fp8launch.logs.open_log import log_name
-from fp8launch.report.throughput import parse_paths
+from fp8launch.report.throughput import read_logs, summarise
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "h200"))
 from memory import argument_values, logs
@@ -48,7 +48,7 @@ def measured_run(log: Path, name: str) -> Run | None:
     """Return the run of a log; None if it has no step time or does not show its arguments."""
     processes = read_log(log).processes
     dumped = next((p.head.arguments for p in reversed(processes) if p.head.arguments), {})
-    report = parse_paths([log])
+    report = summarise(read_logs([log]))
     if not dumped or not report.speed.step_time_ms or not report.setup.world_size or not report.setup.global_batch_size:
         return None
     args = {**argument_values(dumped, log), "cutlass_grouped_gemm": name in GROUPED}

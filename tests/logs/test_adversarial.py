@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 
 from fp8launch.injob.supervisor import failures, log_lines
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE
 from fp8launch.logs import evidence, lines, processes, table
-from fp8launch.report.throughput import parse_paths
 
 DUMP = "------------------------ arguments ------------------------"
 DUMP_END = "-------------------- end of arguments ---------------------"

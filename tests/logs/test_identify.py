@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 from support_logs import dump
 
 from fp8launch.logs.identify import why_no_iterations
-from fp8launch.report.throughput import parse_paths
 
 TORCHTITAN = (
     "[rank0]:[titan] 2026-02-24 19:46:17,508 - root - INFO - step:  4  loss:  7.62585  grad_norm: 26.6250  "

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 
 from fp8launch.cli import run as command
 from fp8launch.report.run_report import RunReport
-from fp8launch.report.throughput import parse_paths
 
 CLEAN = " number of skipped iterations:   0 | number of nan iterations:   0 |"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from made_runs import Made, write_log, write_study
+from support import parse_paths
 
 import fp8launch.injob
 from fp8launch.report.comparison import compare
 from fp8launch.report.machines import Machines, compressed
 from fp8launch.report.named_runs import read_runs
 from fp8launch.report.read_run import run_from_logs
-from fp8launch.report.throughput import parse_paths
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC: x\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (root@host)\n"

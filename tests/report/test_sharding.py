@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import parse_paths
 
 from fp8launch import cli
-from fp8launch.report.throughput import parse_paths
 from fp8launch.report.verify import judge_sharding
 
 LOGS = Path(__file__).parents[1] / "data" / "peers"

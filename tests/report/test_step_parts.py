@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 from tests.support import sitting
 
 from fp8launch.logs import read_log
 from fp8launch.logs.lines import Timer, parse_timer
 from fp8launch.logs.reader import Scanner
 from fp8launch.report.text import step_parts
-from fp8launch.report.throughput import parse_paths
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support import real_logs
+from support import parse_paths, real_logs
 
 from fp8launch.cli import run as command
 from fp8launch.diagnostics import UserError
@@ -19,7 +19,6 @@ from fp8launch.logs.open_log import compression
 from fp8launch.report.run_report import RunReport, statistic
 from fp8launch.report.steady_state import RULE_NOTE
 from fp8launch.report.text import render_text
-from fp8launch.report.throughput import parse_paths
 
 DATA = real_logs("runs")
 STATISTICS = {"median", "mean", "min", "max", "iqr", "n"}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import log_text, real_logs, sitting
+from support import log_text, parse_paths, real_logs, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.logs.evidence import Evidence, parse_evidence
 from fp8launch.logs.open_log import log_name
-from fp8launch.report.throughput import parse_paths, read_logs
+from fp8launch.report.throughput import read_logs
 from fp8launch.report.verify import judge, verify_logs
 
 DATA = real_logs("h200")

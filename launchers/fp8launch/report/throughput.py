@@ -190,17 +190,6 @@ def read_logs(paths: Sequence[Path]) -> list[ParsedLog]:
     return logs
 
 
-def parse_paths(
-    paths: Sequence[Path],
-    *,
-    gpu: str | None = None,
-    world_size: int | None = None,
-    arguments: Mapping[str, object] | None = None,
-) -> RunReport:
-    """Report on a run from its logs, one per attempt, oldest first. Raises UserError for an unreadable log."""
-    return summarise(read_logs(paths), gpu=gpu, world_size=world_size, arguments=arguments)
-
-
 def summarise_run(
     logs: Sequence[ParsedLog],
     spans: Sequence[PhaseSpan] = (),

@@ -128,9 +128,9 @@ def resumable_from(run: RunFolder) -> int | None:
         return None
     try:
         plan = _plan(run)
-    except UserError:
+        start = checkpoints.latest(Path(plan["checkpoint"]))
+    except (UserError, OSError):
         return None
-    start = checkpoints.latest(Path(plan["checkpoint"]))
     done = plan["iterations"] is not None and start >= plan["iterations"]
     if done or start == 0:
         return None

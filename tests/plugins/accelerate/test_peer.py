@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import said
-
-from fp8launch.report.throughput import parse_paths
+from support import parse_paths
 
 ROOT = Path(__file__).resolve().parents[3]
 # The peers' packages are in an environment of their own, as tools/setup.sh installs them, or with ours.

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 from train_jobs import MOCK, forked
 
 from fp8launch.plugins.measure.injob import kernel_families, memory_summary, nsight
 from fp8launch.plugins.measure.injob.memory_summary import Mark
-from fp8launch.report.throughput import parse_paths
 
 
 def request(tool: str, ranks: list[int], start: int = 3, end: int = 4) -> str:

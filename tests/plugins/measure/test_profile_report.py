@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import parse_paths
 from test_tensor_stats import LINE
-
-from fp8launch.report.throughput import parse_paths
 
 GEMM, REDUCE = "nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"
 

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 
 from fp8launch.injob.rank.training_loop import CannotMeasure, install_measurements
 from fp8launch.plugins.measure.injob import tensor_stats
-from fp8launch.report.throughput import parse_paths
 
 LINE = " iteration {n:8d}/      40 | consumed samples: 8 | elapsed time per iteration (ms): {ms} | lm loss: 5.0E+00 |"
 

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import parse_paths
 from tests.support import only, refused
 
 from fp8launch.cli import run
 from fp8launch.logs.event_files import event_files, read_events
 from fp8launch.report.named_runs import read_runs
-from fp8launch.report.throughput import parse_paths, summarise
+from fp8launch.report.throughput import summarise
 
 ROOT = Path(__file__).parents[3]
 
