@@ -121,20 +121,21 @@ def torn(checkpoint: Path) -> str | None:
     """Return why a checkpoint is damaged or cannot be read now; None if it is complete."""
     try:
         return damage(checkpoint)
-    except MemoryError:
-        return "has metadata that cannot be read: out of memory"
     except OSError as problem:
-        return f"cannot be read: {problem}"
+        return f"has files that cannot be read: {problem.strerror}"
 
 
 def damage(checkpoint: Path) -> str | None:
     """Return why a checkpoint is damaged; None if it is complete.
 
     A power cut leaves missing, empty or short files. The `.metadata` of a distributed checkpoint lists the bytes and
-    the file of each tensor, so a file that is too short is found without reading any tensor. Raises OSError or
-    MemoryError if the checkpoint cannot be read now, which says nothing about it.
+    the file of each tensor, so a file that is too short is found without reading any tensor. Raises OSError if the
+    checkpoint cannot be read now, also for lack of memory, which says nothing about it.
     """
-    return again(lambda: _damage(checkpoint))
+    try:
+        return again(lambda: _damage(checkpoint))
+    except MemoryError:
+        raise OSError(errno.ENOMEM, "out of memory", str(checkpoint)) from None
 
 
 def _damage(checkpoint: Path) -> str | None:
@@ -243,8 +244,6 @@ def repair(folder: Path) -> list[str]:
     """
     try:
         problem, newest = _examine(folder)
-    except MemoryError:
-        return []
     except OSError as failure:
         return [f"{failure}: the checkpoints are left as they are"]
     if problem is None:
@@ -257,10 +256,7 @@ def repair(folder: Path) -> list[str]:
 
 
 def _examine(folder: Path) -> tuple[str | None, int | None]:
-    """Return what is wrong with the checkpoint that the tracker names, and the newest complete one before it.
-
-    Raises OSError or MemoryError if that cannot be read now.
-    """
+    """Return what is wrong with the tracker or the checkpoint that it names, and the newest complete one before it."""
     try:
         text = again(lambda: read_tracker(folder))
     except FileNotFoundError:
