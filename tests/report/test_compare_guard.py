@@ -112,6 +112,37 @@ class TestGuard:
         assert efficiency.ratio.value == pytest.approx(1.0)
         assert efficiency.ratio.unit == "samples/s/GPU"
 
+    @pytest.mark.parametrize(
+        ("other", "unlike", "unknown"),
+        [
+            (3_212_749_824, (), False),
+            (3_213_136_000, (), False),  # a vocabulary that is padded to another multiple
+            (2_917_051_392, ("parameters 2,917,051,392 against 3,212,749,824",), False),
+            (None, (), True),
+        ],
+    )
+    def test_models_whose_sizes_are_not_stated_are_told_apart_by_parameters(
+        self, tmp_path: Path, other: int | None, unlike: tuple[str, ...], unknown: bool
+    ) -> None:
+        """Two programs trained a model with 128,256 and with 32,000 words, and their speeds were compared."""
+        folders = []
+        for name, parameters in (("base", 3_212_749_824), ("other", other)):
+            arguments = {"seq_length": 4096, "global_batch_size": 64}
+            made = Made(world=1, precision=FP8 if name == "other" else "bf16")
+            folders.append(write_run(tmp_path / name, made, arguments=arguments))
+            log = folders[-1] / "logs" / "1-0.log"
+            text = log.read_text()
+            if name == "other":
+                text = text.partition("end of arguments ---------------------\n")[2]
+            if parameters is not None:
+                text = f" > number of parameters on (tensor, pipeline) model parallel rank (0, 0): {parameters}\n{text}"
+            log.write_text(text)
+        found = of(*folders)
+        comparability = found.rows[1].speedup.comparability
+        assert comparability.unlike == unlike
+        assert any("do not both state num_layers" in note for note in comparability.noted) == unknown
+        assert (found.rows[1].speedup.value is None) == bool(unlike)
+
     def test_logs_of_one_name_in_two_folders_are_two_runs(self, tmp_path: Path) -> None:
         """Two logs without arguments, both called run.log, were one row with `2 ok`, the mean of both."""
         logs = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from fp8launch.megatron.flag_map import FIELDS, MODEL_FLAGS
+from fp8launch.untyped import as_int
 
 Effect = Literal["unlike", "noted", "neutral"]
 Facts = Mapping[str, object]
@@ -70,7 +71,7 @@ _DERIVED = _words("""
     data_parallel_size transformer_pipeline_model_parallel_size tensor_parallel_num_weight_shards
     expert_tensor_parallel_num_weight_shards encoder_num_layers decoder_num_layers encoder_seq_length
     stream_ckpt_dequant nodes inprocess_active_world_size use_custom_fsdp padded_vocab_size eval_global_batch_size
-    eval_micro_batch_size
+    eval_micro_batch_size parameters
     bf16 fp16 params_dtype fp8 fp8_recipe fp8_param_gather fp8_param fp4 fp4_recipe fp4_param_gather fp4_param
     fp8_amax_history_len fp8_amax_compute_algo first_last_layers_bf16
     num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
@@ -218,10 +219,23 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
         # With two varied axes at once, either may have caused the difference.
         noted += varied
     # If either side lacks arguments, nothing was compared.
-    unknown = sorted({*unstated(a), *unstated(b)})
+    unknown = {*unstated(a), *unstated(b)}
+    equal = _equally_large(a, b)
+    if equal is not None:
+        unknown.discard("num_layers")
+    if equal is False and not MODEL & set(differing([a, b])):
+        unlike.append(_describe("parameters", a, b))
     if unknown:
-        noted.append(f"{_UNKNOWN} {', '.join(unknown)}")
+        noted.append(f"{_UNKNOWN} {', '.join(sorted(unknown))}")
     return Comparability(tuple(unlike), tuple(noted))
+
+
+def _equally_large(a: Facts, b: Facts) -> bool | None:
+    """Return whether two models have equally many parameters, except for padding; None if a number is unknown."""
+    here, there = as_int(a.get("parameters")), as_int(b.get("parameters"))
+    if here is None or there is None:
+        return None
+    return abs(here - there) <= 0.001 * max(here, there)
 
 
 def unstated(facts: Facts) -> list[str]:
@@ -272,7 +286,10 @@ def _describe(name: str, a: Facts, b: Facts) -> str:
 def _short(value: object) -> str:
     if value is None or value is False:
         return "off"
-    return "on" if value is True else shortened(str(value))
+    if value is True:
+        return "on"
+    # Large numbers are counts, such as parameters.
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000_000 else shortened(str(value))
 
 
 def shortened(text: str) -> str:

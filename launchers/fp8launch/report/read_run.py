@@ -276,6 +276,8 @@ def _run_report(
         facts["gpu"] = report.setup.gpu
     if report.setup.world_size is not None:
         facts["world_size"] = report.setup.world_size
+    if report.setup.parameters is not None and _on_one_rank(facts):
+        facts["parameters"] = report.setup.parameters
     precision = _precision_in_phases(report) or precision_of(facts)
     if precision:
         facts["precision"] = precision
@@ -285,6 +287,12 @@ def _run_report(
             facts["script"] = f"{program} {release}"  # not the requested one
     shown = {fact: _without_secret(fact, value) for fact, value in _in_effect(facts).items()}
     return replace(report, name=name, facts=shown, **rest)
+
+
+def _on_one_rank(facts: Mapping[str, object]) -> bool:
+    """Return whether a rank has the whole model, so that the number of parameters does not depend on the layout."""
+    tp, pp, ep = (facts.get(f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline", "expert"))
+    return facts.get("world_size") == 1 or (tp == pp == 1 and ep in (None, 1))
 
 
 def _in_effect(facts: Mapping[str, object]) -> dict[str, object]:
