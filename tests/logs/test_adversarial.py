@@ -143,7 +143,12 @@ def test_every_pattern_on_adversarial_lines(name: str, pattern: re.Pattern[str])
 
 def test_patterns_are_given_no_more_than_that() -> None:
     """The functions that search a line cut it first, or are given lines that were cut."""
-    for function in (lines.parse_memory, lines.parse_validation, lines.parse_checkpoint_save, lines.parse_step_time):
+    for function in (
+        lines.parse_peak_memory,
+        lines.parse_validation,
+        lines.parse_checkpoint_save,
+        lines.parse_step_time,
+    ):
         assert "[:LONGEST_LINE]" in inspect.getsource(function)
 
 

@@ -12,7 +12,7 @@ from fp8launch.logs.lines import (
     parse_argument,
     parse_checkpoint_save,
     parse_iterations,
-    parse_memory,
+    parse_peak_memory,
     parse_step_time,
     parse_validation,
     split_prefix,
@@ -215,7 +215,7 @@ def test_a_cut_line_never_gives_a_wrong_number(cut: int) -> None:
 @given(st.text())
 def test_no_text_raises(text: str) -> None:
     for parse in (
-        parse_iterations, parse_memory, parse_validation, parse_checkpoint_save, parse_step_time, parse_argument,
+        parse_iterations, parse_peak_memory, parse_validation, parse_checkpoint_save, parse_step_time, parse_argument,
         argument_value, split_prefix,
     ):  # fmt: skip
         parse(text)
@@ -229,9 +229,8 @@ def test_no_text_raises(text: str) -> None:
     ],
 )
 def test_memory(text: str) -> None:
-    found = parse_memory(text)
-    assert found is not None
-    assert (found.rank, found.iteration, found.values["max allocated"]) == (0, 2, 2.5)
+    assert parse_peak_memory(text) == 2.5
+    assert parse_peak_memory(text.replace("max allocated: 2.5", "max allocated: x")) is None
 
 
 @pytest.mark.parametrize(

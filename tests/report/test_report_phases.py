@@ -100,6 +100,14 @@ def real(name: str, begin: int) -> str:
     return shifted(log_text(sitting("2026-11-20-verify") / f"{name}.log"), begin, 1000)
 
 
+def test_memory_is_that_of_the_phase_also_in_one_file() -> None:
+    (log,) = read_logs([sitting("2026-11-21-numerics2") / "phases.log"])
+    phases = summarise_run([log]).phases
+    assert {phase.name: phase.report.peak_memory_mib for phase in phases} == {
+        "bf16 1": 16941.26, "tensorwise": 15701.34, "bf16 2": 16941.26,
+    }  # fmt: skip
+
+
 @pytest.fixture
 def proven(tmp_path: Path) -> Callable[..., RunFolder]:
     """Real logs of an H200, the second as if it had gone on from the first."""

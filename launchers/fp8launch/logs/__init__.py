@@ -2,7 +2,7 @@
 
 from fp8launch.injob.supervisor.failures import Ending, Failure
 from fp8launch.logs.evidence import Evidence
-from fp8launch.logs.lines import Iteration, Memory, Validation
+from fp8launch.logs.lines import Iteration, Validation
 from fp8launch.logs.processes import Head, LoggedProcesses, ParsedLog, Process, attempts_of, read_log
 from fp8launch.logs.reader import LogTail, Scan, Scanner, scan_file
 from fp8launch.logs.table import IterationTable
@@ -16,7 +16,6 @@ __all__ = [
     "IterationTable",
     "LogTail",
     "LoggedProcesses",
-    "Memory",
     "ParsedLog",
     "Process",
     "Scan",

@@ -31,7 +31,7 @@ _NUMBER_FIRST = re.compile(rf"({_NUMBER})\s{{0,20}}(\S.*)$", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(_NUMBER, re.IGNORECASE)
 _SCIENTIFIC = re.compile(r"\d\.\d{6}E[+-]\d\d$")
 _ONE_DECIMAL = re.compile(r"\d\.\d$")
-_MEMORY = re.compile(r"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) \|(.*)")
+_MEMORY = re.compile(r"\[Rank \d{1,9}\] \(after \d{1,15} iterations\) memory \(MB\) ")
 _VALIDATION = re.compile(r"\bvalidation(\S{0,80}) loss at (?:iteration )?(\d{1,15})?([^|]{0,200})\|(.*)")
 _SAVE = re.compile(r"saving checkpoint\s{1,20}at iteration\s{1,20}(\d{1,15})\b")
 _ARGUMENT = re.compile(r"\s{0,8}([A-Za-z_]\w{0,200}) (\.{0,60}) ")
@@ -71,15 +71,6 @@ class Iteration:
     @property
     def step_time_ms(self) -> float | None:
         return self.values.get("step_time_ms")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """`[Rank N] (after K iterations) memory`: PyTorch's allocator, in MiB (printed as MB, but divided by 1024**2)."""
-
-    rank: int
-    iteration: int
-    values: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -180,17 +171,10 @@ def _as_float(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-def parse_memory(line: str) -> Memory | None:
-    found = _MEMORY.search(line[:LONGEST_LINE])
-    if not found:
-        return None
-    values = {}
-    for segment in found[3].split("|"):
-        label, _, value = segment.partition(":")
-        number = number_in(value)
-        if number is not None:
-            values[label.strip()] = number
-    return Memory(int(found[1]), int(found[2]), values)
+def parse_peak_memory(line: str) -> float | None:
+    """Return the peak that PyTorch allocated on a rank in MiB (printed as MB, but divided by 1024**2)."""
+    before, _, value = line[:LONGEST_LINE].partition("| max allocated:")
+    return number_in(value) if _MEMORY.search(before) else None
 
 
 def parse_validation(line: str) -> Validation | None:

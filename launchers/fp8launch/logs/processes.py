@@ -86,17 +86,17 @@ _OFFSET = attrgetter("offset")
 class ParsedLog:
     """A whole log file.
 
-    `peak_memory` is in MiB by Megatron's names; `disturbed_rows` gives the reason for each row that follows an
-    evaluation or a checkpoint, and `pauses` how long these took; `mixed_rows` are rows whose loss may be a mean that
-    includes the previous iteration; `duplicates` counts iteration lines that another rank, or a tee, had printed
-    before; `evidence` is what the job printed about FP8.
+    `memory` has the offsets and values (MiB) of the ranks' peak memory; `disturbed_rows` gives the reason for each row
+    that follows an evaluation or a checkpoint, and `pauses` how long these took; `mixed_rows` are rows whose loss may
+    be a mean that includes the previous iteration; `duplicates` counts iteration lines that another rank, or a tee, had
+    printed before; `evidence` is what the job printed about FP8.
     """
 
     path: Path
     size: int
     iterations: IterationTable
     processes: tuple[Process, ...]
-    peak_memory: Mapping[str, float]
+    memory: Sequence[tuple[int, float]]
     validations: tuple[Validation, ...]
     saves: tuple[int, ...]
     disturbed_rows: Mapping[int, str]
@@ -139,7 +139,7 @@ def read_log(path: Path) -> ParsedLog:
         iterations=scan.table,
         processes=processes,
         mixed_rows=frozenset(_separate_second_losses(scan.table, processes)),
-        peak_memory=scan.peak_memory,
+        memory=scan.memory,
         validations=tuple(v for _, v in scan.validations),
         saves=tuple(scan.saves),
         disturbed_rows=_disturbed(scan, rows),

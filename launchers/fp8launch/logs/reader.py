@@ -24,7 +24,7 @@ from fp8launch.logs.lines import (
     Timer,
     Validation,
     parse_checkpoint_save,
-    parse_memory,
+    parse_peak_memory,
     parse_step_time,
     parse_timer,
     parse_validation,
@@ -56,11 +56,14 @@ _BRIDGE = b"GPU utilization:"
 
 @dataclass
 class Scan:
-    """The result of one pass over a log. Offsets are bytes from the start of the log to the start of a line."""
+    """The result of one pass over a log. Offsets are bytes from the start of the log to the start of a line.
+
+    `memory` is the peak that PyTorch allocated on a rank up to a line, in MiB.
+    """
 
     table: IterationTable = field(default_factory=IterationTable)
     dumps: list[int] = field(default_factory=list)
-    peak_memory: dict[str, float] = field(default_factory=dict)
+    memory: list[tuple[int, float]] = field(default_factory=list)
     validations: list[tuple[int, Validation]] = field(default_factory=list)
     saves: array[int] = field(default_factory=lambda: array("q"))
     save_offsets: array[int] = field(default_factory=lambda: array("q"))
@@ -179,10 +182,8 @@ class Scanner:
         self._collector.add(lines, offsets)
 
     def _other(self, offset: int, line: str) -> None:
-        peak = self.scan.peak_memory
-        if memory := parse_memory(line):
-            for name, value in memory.values.items():
-                peak[name] = max(value, peak.get(name, 0.0))
+        if peak := parse_peak_memory(line):
+            self.scan.memory.append((offset, peak))
         elif validation := parse_validation(line):
             self.scan.validations.append((offset, validation))
 

@@ -140,7 +140,7 @@ def _of_iterations(
         step_time_ms=step,
         tokens_per_s_per_gpu=_tokens(last.values.get("global_batch_size"), arguments, manifest, step),
         tflops_per_gpu=_median(tflops[-RECENT:]),
-        peak_memory_mib=scan.peak_memory.get("max allocated") or None,
+        peak_memory_mib=max((peak for _, peak in scan.memory), default=None),
         eta_s=eta,
         health=health,
         step_times_ms=_shortened(times),

@@ -118,9 +118,17 @@ def count_of(attempts: LoggedProcesses, lines: IterationTable, name: str) -> int
     return total
 
 
-def peak_memory_mib(logs: Sequence[ParsedLog], kept: IterationTable) -> float | None:
-    """Return the largest `max allocated` in MiB that any rank printed, else the memory in a fork's iteration lines."""
-    peak = max((log.peak_memory.get("max allocated", 0.0) for log in logs), default=0.0)
+def peak_memory_mib(attempts: LoggedProcesses, kept: IterationTable) -> float | None:
+    """Return the largest peak in MiB that a rank printed, else the memory in a fork's iteration lines.
+
+    Attempts without lines that count are left out: they may have had another size.
+    """
+    counting = set(kept.column("attempt")) or range(len(attempts))
+    peaks: list[float] = []
+    for i, (log, process) in enumerate(attempts):
+        if i in counting:
+            peaks += (mib for offset, mib in log.memory if process.begin <= offset < process.end)
+    peak = max(peaks, default=0.0)
     if not peak:
         used = list(filter(math.isfinite, kept.column("memory_used_gib")))
         peak = max(used, default=0.0) * 1024
@@ -131,6 +139,7 @@ def run_notes(
     logs: Sequence[ParsedLog],
     steady: SteadyState,
     setup: RunSetup,
+    speed: Speed,
     stated_gpu: str | None,
     machines: Machines,
 ) -> list[str]:
@@ -138,13 +147,16 @@ def run_notes(
     notes = list(steady.notes)
     if setup.gpu and not setup.peak_tflops:
         notes.append(f"{setup.gpu} has no {setup.dtype} tensor cores, so no MFU")
+    if speed.mfu and speed.mfu.median > 1:
+        notes.append("an MFU above 100 % is impossible: the GPU model, the number of GPUs or the TFLOP/s are wrong")
     missing = []
     if not setup.world_size:
         missing.append("world size")
     if not setup.seq_length:
         missing.append("sequence length")
     if steady.lines and missing:
-        notes.append(f"the log does not contain the {' and '.join(missing)}")
+        given = "" if speed.tokens_per_s_per_gpu else ", so tokens/s is unknown (`parse` has an option for each)"
+        notes.append(f"the log does not contain the {' and '.join(missing)}{given}")
     duplicates = sum(log.duplicates for log in logs)
     if duplicates:
         notes.append(f"{counted(duplicates, 'repeated iteration line')} left out")
@@ -278,17 +290,18 @@ def summarise(
         limits = replace(limits, ignore=(*limits.ignore, SLOW_NODE))
     health = (*health_of(steady, attempts, validations, setup.arguments, limits), *acted_upon)
     status, failure = status_of(attempts, steady, contradiction(logs, verification), health)
+    speed = _speed(steady.kept, setup)
     return RunReport(
         status=status,
         training=_training(logs, attempts, steady, setup),
-        speed=_speed(steady.kept, setup),
-        peak_memory_mib=peak_memory_mib(logs, steady.kept),
+        speed=speed,
+        peak_memory_mib=peak_memory_mib(attempts, steady.kept),
         fp8=fp8,
         setup=setup,
         machines=machines,
         attempts=tuple(starmap(attempt_of, attempts)),
         failure=failure,
-        notes=tuple(run_notes(logs, steady, setup, gpu, machines)),
+        notes=tuple(run_notes(logs, steady, setup, speed, gpu, machines)),
         steady_state=steady,
         more={name: read(logs) for name, read in plugin_registry.loaded("report_fields")},
         health=health,

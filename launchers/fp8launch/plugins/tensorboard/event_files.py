@@ -58,15 +58,12 @@ def _read(file: Path) -> ParsedLog:
     head = Head(arguments=arguments, world_size=_world_size(scalars, arguments))
     rows = tuple(range(len(table)))
     peak = max(scalars.get(_MEMORY, {}).values(), default=0.0)
-    peak_memory = {}
-    if peak:
-        peak_memory["max allocated"] = peak / 2**20
     return ParsedLog(
         path=file,
         size=file.stat().st_size,
         iterations=table,
         processes=(Process(0, file.stat().st_size, rows, head, Ending()),),
-        peak_memory=peak_memory,
+        memory=[(0, peak / 2**20)],
         validations=tuple(validations),
         saves=(),
         disturbed_rows=_disturbed(table, validations),
