@@ -187,6 +187,12 @@ class TestWarmUp:
         assert found.speed.step_time_ms.mean == 200.0
         assert found.steady_state.dropped["other batch size"] == tuple(range(3, 10))
 
+    def test_a_line_that_another_rank_tore_is_not_another_batch_size(self, report) -> None:
+        lines = [line(i) for i in range(1, 21)]
+        lines[9] = lines[9].partition(" learning rate")[0] + "[rank1]: a warning"
+        dropped = report(lines).steady_state.dropped
+        assert (dropped["incomplete line"], "other batch size" in dropped) == ((10,), False)
+
     def test_profiled_iterations_are_set_apart(self, report) -> None:
         arguments = dump(profile=True, profile_step_start=5, profile_step_end=7)
         found = report([arguments, *(line(i, ms=9e3 if 5 <= i <= 8 else 1e3) for i in range(1, 20))])
@@ -241,6 +247,17 @@ class TestAttempts:
         assert found.steady_state.dropped[reason] == tuple(range(3, 11))
         assert (found.speed.step_time_ms.min, found.speed.step_time_ms.max) == (2000, 2000)
         assert found.speed.tokens_per_s_per_gpu.median == 8 * 512 / 2 / 4
+
+    def test_the_memory_of_an_attempt_of_another_size_does_not_count(self, report) -> None:
+        def attempt(world_size: int, mib: float, begin: int) -> list[str]:
+            memory = f"[Rank 0] (after {begin} iterations) memory (MB) | allocated: 1.00 | max allocated: {mib:.2f} |"
+            lines = [line(i, planned=20) for i in range(begin, begin + 10)]
+            return [dump(world_size=world_size), lines[0], memory, *lines[1:]]
+
+        found = report([*attempt(2, 70000, 1), *attempt(4, 40000, 11)])
+        assert (found.setup.world_size, found.peak_memory_mib) == (4, 40000)
+        same = report([*attempt(4, 70000, 1), *attempt(4, 40000, 11)])
+        assert same.peak_memory_mib == 70000
 
     def test_sizes_of_an_attempt_without_iterations_do_not_count(self, report) -> None:
         found = report(
@@ -319,7 +336,10 @@ class TestWhatTheLogDoesNotSay:
     def test_no_world_size_no_tokens(self, report) -> None:
         found = report([line(i) for i in range(1, 20)])
         assert found.speed.tokens_per_s_per_gpu is None
-        assert any("world size" in note for note in found.notes)
+        assert found.notes == (
+            "the log does not contain the world size and sequence length, so tokens/s is unknown (`parse` has an "
+            "option for each)",
+        )
 
     def test_the_manifest_fills_in(self, report) -> None:
         lines = [line(i, ms=2000.0) for i in range(1, 20)]
@@ -424,8 +444,26 @@ class TestText:
         text = self.text(parse_paths([DATA / "llama8b_4gpu_tw_mbs1.log"], gpu="h200"))
         for part in ("step time, ms", "4,317.8", "15,178.1", "1979 TFLOP/s (H200 fp8 dense)", "39.5", "107,804 MiB"):
             assert part in text
-        assert "process start: iteration 1-2" in text
+        assert "process start: iterations 1-2" in text
         assert RULE_NOTE in text
+
+    def test_the_loss_of_a_test_set_is_no_validation_loss(self, report) -> None:
+        """Megatron evaluates the test set last, and calls its loss a validation loss, too."""
+        lines = [line(i, planned=20) for i in range(1, 21)]
+        evaluation = " validation loss at iteration {} | lm loss value: {} | lm loss PPL: 1.0E+00 | "
+        lines.insert(10, evaluation.format(10, "3.100000E+00"))
+        lines.append(evaluation.format("20 on validation set", "3.200000E+00"))
+        lines.append(evaluation.format("20 on test set", "3.300000E+00"))
+        text = self.text(report(lines))
+        assert "last validation, iteration 20: lm loss 3.2000\n" in text
+        assert "last test, iteration 20: lm loss 3.3000\n" in text
+
+    def test_an_impossible_mfu_is_doubted(self) -> None:
+        log = DATA / "llama8b_4gpu_tw_mbs1.log"
+        assert "MFU above 100 % is impossible" not in self.text(parse_paths([log], gpu="h200"))
+        assert "MFU above 100 % is impossible" in self.text(
+            parse_paths([DATA / "llama8b_4gpu_bf16_mbs1.log"], gpu="a100")
+        )
 
     def test_says_why_a_run_failed(self) -> None:
         text = self.text(parse_paths([DATA / "tiny_cpu_0.19_bad_argument.log"]))

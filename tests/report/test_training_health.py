@@ -201,6 +201,14 @@ def test_no_real_log_raises_a_false_alarm() -> None:
     assert found == {"2026-11-23-levels/o3.log": ["nan"]}
 
 
+def test_the_share_of_skipped_steps_names_the_steps_that_it_is_a_share_of(tmp_path: Path) -> None:
+    (problem,) = report(tmp_path, BROKEN["skipped"][0]).health
+    skipped = range(120, 301, 20)
+    assert problem.message == (
+        f"training skipped {len(skipped)} of the 250 steps from iteration 51 on (4.0%), in iterations 120 to 300"
+    )
+
+
 def test_mock_data_may_have_nothing_to_learn(tmp_path: Path) -> None:
     flat, *_ = BROKEN["exactly flat"]
     assert report(tmp_path, flat, mock=True).health == ()

@@ -29,7 +29,7 @@ RULE = (
     "than the last line are excluded. If attempts repeat an iteration, the last one counts."
 )
 # The short form for tables. JSON and the documentation have the full rule.
-RULE_NOTE = "left out: warm-up, profiling, steps after evaluation or checkpoint (docs/compare.md#steady-state)"
+RULE_NOTE = "which iterations count: docs/compare.md#steady-state"
 
 NOTHING: Mapping[str, int] = {}
 
@@ -158,7 +158,7 @@ def _separate(
     batch, attempt = lines.column("global_batch_size"), list(map(int, lines.column(_ATTEMPT)))
     for row, reason in enumerate(reasons):
         if not reason and batch[row] != batch[-1] and not math.isnan(batch[-1]):
-            reason = "other batch size"
+            reason = "incomplete line" if math.isnan(batch[row]) else "other batch size"
         last = sizes[attempt[-1]]
         for name, size in sizes[attempt[row]].items():
             if not reason and None not in (size, last[name]) and size != last[name]:

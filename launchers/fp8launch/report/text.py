@@ -102,10 +102,13 @@ def _facts(report: RunReport) -> list[str]:
         facts.append(f"peak memory {report.peak_memory_mib:,.0f} MiB (allocated by PyTorch)")
     if report.training.lines:
         facts.append(_loss(report.training))
-    for validation in report.training.validations[-1:]:
-        where = "" if validation["iteration"] is None else f", iteration {validation['iteration']}"
-        losses = ", ".join(f"{name} {value:.4f}" for name, value in validation["losses"].items())
-        facts.append(f"last validation{where}: {losses}")
+    evaluated = {
+        "test" if one["name"].endswith("on test set") else "validation": one for one in report.training.validations
+    }
+    for kind, one in evaluated.items():
+        where = "" if one["iteration"] is None else f", iteration {one['iteration']}"
+        losses = ", ".join(f"{name} {value:.4f}" for name, value in one["losses"].items())
+        facts.append(f"last {kind}{where}: {losses}")
     if report.fp8:
         facts += _fp8(report.fp8)
     for more in filter(None, report.more.values()):
@@ -122,7 +125,7 @@ def _iterations(numbers: Sequence[int]) -> str:
     """List iterations as ranges. If there are many ranges, give the number of iterations, the first and the last."""
     text = ranges(numbers)
     if text.count(",") < _MOST_RANGES:
-        return f"iteration {text}"
+        return f"{'iteration' if len(numbers) == 1 else 'iterations'} {text}"
     return f"{counted(len(numbers), 'iteration')} from {min(numbers)} to {max(numbers)}"
 
 

@@ -402,7 +402,8 @@ def _skipped(series: Series, limits: HealthLimits) -> Iterator[HealthProblem]:
     standstill = len(series.number) >= _STANDSTILL and all(
         i in counts for i in range(len(series.number) - _STANDSTILL, len(series.number))
     )
-    message = f"{_counted(total, 'step')} skipped in iterations {first} to {last}, {total / covered:.1%} of them"
+    of_all = f"{total} of the {covered} steps from iteration {series.number[-1] - covered + 1} on"
+    message = f"training skipped {of_all} ({total / covered:.1%}), in iterations {first} to {last}"
     if standstill:
         yield HealthProblem("skipped-steps", "error", f"{message}; no step is taken any more", first, last)
     elif total >= 3 and total / covered > limits.skipped_steps:
