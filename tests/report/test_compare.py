@@ -70,6 +70,12 @@ class TestRealLogs:
         assert found.rows[0].speedup is None
         assert found.rows[0].efficiency is None
 
+    def test_a_log_without_arguments_is_not_the_baseline_of_logs_with_them(self) -> None:
+        logs = sitting("2026-11-28-several-x2")
+        found = of(logs / "zero2_te.log", *(logs / f"{name}.log" for name in ("dp2", "fsdp", "tp2")))
+        assert found.baseline == "delayed"
+        assert [row.speedup.value is None for row in found.rows] == [False] * 4
+
     def test_layouts_are_variants_and_the_other_model_is_refused(self) -> None:
         found = of(sitting("2026-11-20-layouts"), baseline="dp4_pg")
         by_label = {e.label: e for e in found.rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import OUT_OF_MEMORY, WHOLE, Made, phase_log, shifted, write_phases, write_run
+from made_runs import OUT_OF_MEMORY, WHOLE, Made, of, phase_log, shifted, write_phases, write_run
+from rich.console import Console
 from support import log_text, sitting
 
 from fp8launch.cli import run as command
 from fp8launch.report.comparison import compare
-from fp8launch.report.export import to_markdown
+from fp8launch.report.export import to_markdown, to_terminal
 from fp8launch.report.phases import PhaseSpan
 from fp8launch.report.read_run import run_from_folder, spans_of
+from fp8launch.report.text import render_text
 from fp8launch.report.throughput import read_logs, summarise_run
 from fp8launch.rundir.run_dir import RunFolder
 
@@ -49,7 +52,7 @@ def test_the_run_s_numbers_are_those_of_its_longest_phase(run: Callable[..., Run
     assert (report.training.iterations, report.training.iteration_last, report.status) == (50, 50, "ok")
     assert report.training.loss_first == pytest.approx(10.0 / 1.01, rel=1e-5)
     assert len(report.attempts) == 3
-    assert "the speed is that of phase body, iterations 11-40" in report.notes[0]
+    assert "the speed is from phase body, iterations 11-40" in report.notes[0]
 
 
 def test_a_phase_cut_in_two_is_one_phase(run: Callable[..., RunFolder]) -> None:
@@ -106,6 +109,16 @@ def test_memory_is_that_of_the_phase_also_in_one_file() -> None:
     assert {phase.name: phase.report.peak_memory_mib for phase in phases} == {
         "bf16 1": 16941.26, "tensorwise": 15701.34, "bf16 2": 16941.26,
     }  # fmt: skip
+
+
+def test_a_narrow_terminal_breaks_no_word_of_the_table() -> None:
+    logs = [sitting("2026-11-21-numerics2") / f"{name}.log" for name in ("phases", "phases_param_gather")]
+    found = of(*logs)
+    for shown in (render_text(found.runs()[0], 80), to_terminal(found, 80)):
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(shown)
+        table = console.export_text()
+        assert re.search(r"^[a-z]* *tensorwise  70-120 .* 63,262\.1 +2\.2563", table, re.MULTILINE), table
 
 
 @pytest.fixture

@@ -429,7 +429,7 @@ def test_any_log_gives_a_report(tmp_path_factory: pytest.TempPathFactory, lines:
     assume(compression(b"\n".join(lines)) is None)
     found = parse_paths([path, path], gpu="h200")
     json.dumps(found.as_json(), allow_nan=False)
-    Console(file=io.StringIO()).print(render_text(found))
+    Console(file=io.StringIO()).print(render_text(found, 100))
     if found.speed.step_time_ms:
         assert found.speed.step_time_ms.min > 0
 
@@ -437,7 +437,7 @@ def test_any_log_gives_a_report(tmp_path_factory: pytest.TempPathFactory, lines:
 class TestText:
     def text(self, found: RunReport) -> str:
         console = Console(width=100, record=True, file=io.StringIO())
-        console.print(render_text(found))
+        console.print(render_text(found, 100))
         return console.export_text()
 
     def test_says_units_denominator_and_rule(self) -> None:

@@ -50,7 +50,8 @@ def wait_for(run: RunFolder, scheduler: Scheduler, listeners: Sequence[RunListen
     if report is not None and not (brief and good):
         from fp8launch.report.text import render_text
 
-        output_console(err=True, width=120, soft_wrap=True).print(render_text(report))
+        shown = output_console(err=True, width=120, soft_wrap=True)
+        shown.print(render_text(report, shown.width))
     if not completed:
         show_failure(run, report)
     for listener in listeners:

@@ -76,4 +76,5 @@ def _show_runs(runs: Sequence[RunFolder], reports: Sequence[RunReport]) -> None:
 def _show(report: RunReport) -> None:
     from fp8launch.report.text import render_text
 
-    console(width=120, soft_wrap=True).print(render_text(report))
+    shown = console(width=120, soft_wrap=True)
+    shown.print(render_text(report, shown.width))

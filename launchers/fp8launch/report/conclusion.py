@@ -40,10 +40,9 @@ def conclusion(comparison: Comparison) -> str:
     else:
         sentences = _about_loss(good)
         if not sentences or settings_change_speed(good):
-            speed = [_about_speed(comparison, good), _about_parity(comparison)]
+            sentences.append("; ".join(filter(None, (_about_speed(comparison, good), _about_parity(comparison)))))
             if out := unlike_rows(comparison):
-                speed.append(f"{names(list(out))} cannot be compared with the rest")
-            sentences.append("; ".join(filter(None, speed)))
+                sentences.append(f"{names(list(out))} cannot be compared with the rest")
     sentences += [column.conclude(comparison.rows) for column in all_columns()]
     if good:
         sentences += _without_result(comparison)

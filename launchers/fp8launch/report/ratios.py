@@ -14,7 +14,7 @@ from itertools import permutations, product, starmap
 
 from fp8launch.diagnostics import did_you_mean, error
 from fp8launch.hardware.quantization import UNQUANTIZED
-from fp8launch.report.differences import Comparability, parity_differences, speed_comparability
+from fp8launch.report.differences import Comparability, arguments_unknown, parity_differences, speed_comparability
 from fp8launch.report.intervals import ratio_interval
 from fp8launch.report.rows import Ratio, Row, ScalingEfficiency, ScalingMode, labels_of
 from fp8launch.report.run_report import UNITS, Unit
@@ -59,7 +59,8 @@ def _default_baseline(rows: Sequence[Row]) -> list[Row]:
 
 
 def _alike(a: Row, b: Row) -> bool:
-    return speed_comparability(a.facts, b.facts).comparable
+    found = speed_comparability(a.facts, b.facts)
+    return found.comparable and not arguments_unknown(found)
 
 
 def _partners(rows: Sequence[Row]) -> dict[str, int]:

@@ -46,7 +46,7 @@ def add_column(table: RichTable, header: str, number: bool, **options: Any) -> N
 # Columns that a narrow terminal does not show, by the beginning of their header; the first is dropped first. The
 # others are dropped earlier if all rows have the same value.
 _DROPPED = ("energy", "cost", "tokens/s in all", "TFLOP/s", "nodes", "step time", "peak memory", "MFU")
-_DROPPED_LAST = ("runs", "GPUs", "processes", "loss at the end")
+_DROPPED_LAST = ("status", "lines", "last loss", "runs", "GPUs", "processes", "loss at the end")
 # Numbers up to this length, such as `4.9394 ± 0.0179 (139.69)`, stay on one line, and so do shorter texts.
 _WHOLE, _WHOLE_WORDS = 28, 16
 # Longer names of rows take several lines of at least this length.

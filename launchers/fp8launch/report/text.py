@@ -13,7 +13,7 @@ from fp8launch.report.machines import compressed
 from fp8launch.report.phases import PHASE_COLUMNS, phase_cells
 from fp8launch.report.run_report import RunReport, Statistic, Training
 from fp8launch.report.steady_state import RULE_NOTE, ranges
-from fp8launch.report.tables import Table, rich_table
+from fp8launch.report.tables import Table, fitted_table, rich_table
 from fp8launch.wording import counted, for_hardware
 
 # If there are more ranges of iterations than this, only their total is shown.
@@ -21,8 +21,8 @@ _MOST_RANGES = 8
 _STYLE = {"ok": "green", "unhealthy": "bold red", "incomplete": "yellow", "failed": "bold red", "no_data": "yellow"}
 
 
-def render_text(report: RunReport) -> RenderableType:
-    """Render the report on one screen, with units, spread, the peak that MFU refers to, and excluded lines."""
+def render_text(report: RunReport, width: int) -> RenderableType:
+    """Render the report: units, spread, the peak that MFU refers to, excluded lines, and phases in `width` columns."""
     parts: list[RenderableType] = [_headline(report)]
     if report.failure and report.status == "failed":
         place = report.failure.code
@@ -37,7 +37,8 @@ def render_text(report: RunReport) -> RenderableType:
         parts.append(rich_table(_speed_table(report)))
     if report.phases:
         headers = tuple(for_hardware(header, [report.setup.gpu]) for header in PHASE_COLUMNS)
-        parts.append(rich_table(Table(headers, tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values()))))
+        table = Table(headers, tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values()))
+        parts.append(fitted_table(table, width))
     if timed := list(step_parts(report)):
         parts.append(rich_table(_shares("of a step, by Megatron's timers", "ms", timed)))
     if report.goodput and report.goodput.attempts > 1:

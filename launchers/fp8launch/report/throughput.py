@@ -230,7 +230,7 @@ def summarise_run(
     )
     notes = longest.report.notes
     if len(reports) > 1:
-        note = f"the speed is that of phase {longest.name}, iterations {longest.span}; each phase has its own"
+        note = f"the speed is from phase {longest.name}, iterations {longest.span}; each phase has its own"
         notes = (note, *notes)
     failures = [phase.report.failure for phase in reports if phase.report.failure]
     contradicted = next((one for one in failures if one.code in (NOT_RUNNING, NOT_PARTITIONED)), None)

@@ -206,7 +206,7 @@ def test_only_the_row_that_is_unlike_is_condemned(unlike: Comparison) -> None:
     assert "not valid" not in text
     sentence = conclusion(unlike)
     assert sentence.startswith("delayed") and "fastest: 1.29×" in sentence
-    assert sentence.endswith("; bf16, seq 8192 cannot be compared with the rest.")
+    assert sentence.endswith(". bf16, seq 8192 cannot be compared with the rest.")
     assert to_markdown(unlike).startswith("**delayed")
 
 
