@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import OUT_OF_MEMORY, RATES, Made, of, write_log, write_rates, write_run, write_study
-from support import real_logs
+from support import real_logs, sitting
 from tests.support import only, refused
 
 from fp8launch.plugins.plots.curves import rolling
@@ -258,6 +258,24 @@ def test_names_are_texts_not_formulas(tmp_path: Path) -> None:
     assert words(named(comparison, "loss")) == ["$$a_{$x", "_b"]
     legend = figure_of([named(comparison, "loss")]).legends[0]
     assert [text.get_text().strip().partition(":")[0] for text in legend.get_texts()] == ["$$a_{$x", "_b"]
+
+
+def test_a_long_legend_stays_below_its_panel() -> None:
+    """The legend of one panel covered the legend of the next one."""
+    picture = named(of(sitting("2026-11-20-verify")), "step_time")
+    figure = figure_of([picture])
+    figure.draw_without_rendering()
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    assert len(boxes) == len(picture.panels) > 1
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_the_legend_of_runs_that_did_not_finish_has_no_mean(tmp_path: Path) -> None:
+    logs = []
+    for precision in ("bf16", "tensorwise"):
+        made = Made(precision=precision, iterations=30, end=OUT_OF_MEMORY)
+        logs.append(write_log(tmp_path / f"{precision}.log", made))
+    assert "mean" not in named(of(*logs), "loss").remark
 
 
 def test_a_swept_number_is_the_axis_of_its_loss(tmp_path: Path) -> None:

@@ -241,12 +241,14 @@ def loss_pictures(rows: Sequence[Row], encoding: Encoding) -> list[Picture]:
         found.append(Panel(draw, title or "all iterations", tuple(keys)))
         if apart:
             found.append(Panel(partial(_draw_end, curves=curves), ", ".join(filter(None, (title, "last quarter")))))
-    note = f"in the legend the mean of the {end_words(row.loss for row in shown)}"
-    if any(row.loss and row.loss.seeds > 1 for row in shown):
-        note += ", ± standard deviation over the seeds"
+    remarks = []
     if any(len(finite_losses(run)) > _LONG for row in shown for run in row.runs):
-        note = f"smoothed; {note}"
-    remark = "; ".join(filter(None, (note, left_out(missing, "no loss logged"))))
+        remarks.append("smoothed")
+    if any(row.loss for row in shown):
+        remarks.append(f"in the legend the mean of the {end_words(row.loss for row in shown)}")
+        if any(row.loss and row.loss.seeds > 1 for row in shown):
+            remarks[-1] += ", ± standard deviation over the seeds"
+    remark = "; ".join(filter(None, (*remarks, left_out(missing, "no loss logged"))))
     # Panels and their last quarters are pairs; panels for numbers of GPUs are in rows of three.
     columns = 2 if apart else 3
     return [Picture("loss", "Loss", tuple(found), (), remark, columns)]

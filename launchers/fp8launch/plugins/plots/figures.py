@@ -46,6 +46,8 @@ _PANEL_TITLE = 0.26
 _BELOW = 0.5
 _RIGHT = 0.2
 _MOST_ACROSS = 3
+# A legend below a panel is indented, and each entry begins with a line.
+_LEGEND_CHARACTERS = 58
 DPI = 150
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -233,9 +235,9 @@ def _in_rows(items: Sequence[T], across: int) -> list[Sequence[T]]:
     return [items[begin : begin + across] for begin in range(0, len(items), across)]
 
 
-def _wrapped(text: str, width: int) -> str:
+def _wrapped(text: str, width: int, characters: int = 78) -> str:
     # `80 %` stays on one line.
-    return textwrap.fill(text.replace(" %", "\N{NO-BREAK SPACE}%"), 78 * width)
+    return textwrap.fill(text.replace(" %", "\N{NO-BREAK SPACE}%"), characters * width)
 
 
 def _texts_height(picture: Picture) -> float:
@@ -249,8 +251,13 @@ def _key_rows(picture: Picture) -> list[Sequence[Key]]:
     return _in_rows(picture.keys, max(1, (78 * picture.width) // (8 + longest)))
 
 
+def _below(panel: Panel) -> list[Key]:
+    """Return the legend below a panel, with texts that are not wider than the panel."""
+    return [replace(key, text=_wrapped(key.text, 1, _LEGEND_CHARACTERS)) for key in panel.keys]
+
+
 def _row_height(row: Sequence[Panel]) -> float:
-    legend = _LEGEND_LINE * max(len(panel.keys) for panel in row)
+    legend = _LEGEND_LINE * max(sum(key.text.count("\n") + 1 for key in _below(panel)) for panel in row)
     return HEIGHT * max(panel.tall for panel in row) + legend + 0.15
 
 
@@ -275,7 +282,7 @@ def _draw_picture(figure: Any, picture: Picture, left: float, top: float) -> Non
             begin = left + j * WIDTH
             _draw_panel(figure, panel, begin, under, title=titled)
             if panel.keys:
-                _legend(figure, panel.keys, begin + 0.3, under - HEIGHT * panel.tall - 0.02, 1)
+                _legend(figure, _below(panel), begin + 0.3, under - HEIGHT * panel.tall - 0.02, 1)
         under -= _row_height(row)
 
 
