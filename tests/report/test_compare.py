@@ -290,6 +290,7 @@ class TestExports:
 
     def test_csv_has_a_line_a_row(self) -> None:
         rows = list(csv.DictReader(io.StringIO(to_csv(of(H200)))))
+        assert "–" not in to_csv(of(H200)), "an unknown value is an empty cell"
         assert [row["variant"] for row in rows] == ["bf16", "blockwise e4m3", "tensorwise"]
         assert float(rows[2]["step_time_ms"]) == 910.75
         assert float(rows[2]["speedup"]) == pytest.approx(1111.85 / 910.75)

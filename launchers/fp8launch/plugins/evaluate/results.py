@@ -177,4 +177,8 @@ def _cell(row: Row) -> str:
     return "; ".join(first.values()) or NONE
 
 
-COLUMN = Column(FIELD, row_scores, "evaluation ± standard error", _cell, csv={FIELD: _cell}, number=False)
+def _csv_cell(row: Row) -> str | None:
+    return _cell(row) if row_scores(row) else None
+
+
+COLUMN = Column(FIELD, row_scores, "evaluation ± standard error", _cell, csv={FIELD: _csv_cell}, number=False)
