@@ -187,6 +187,12 @@ def test_a_time_limit_that_is_too_short_for_the_steps_says_so(recipe: str, capsy
     assert "less than the steps need" in output(capsys, recipe, *speed, "--set", "train.iterations=20000")
 
 
+def test_a_run_that_leaves_early_costs_less(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, recipe, "--json", "--set", "megatron.exit_interval=5"))
+    assert (found["steps"], found["tokens"]) == (5, 5 * 32 * 8192)
+    assert json.loads(output(capsys, recipe, "--json", "--set", "megatron.exit_interval=100"))["steps"] == 20
+
+
 def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, recipe, "--json", "--gpu", "h100", "--nodes", "2"))
     assert found["gpu"] == "h100" and found["gpus"] == 8 and not found["memory"]["fits"]

@@ -54,4 +54,6 @@ def cost(args: Arguments, gpus: int, global_batch: int, throughput: Throughput |
     steps = whole(args, "train_iters")
     if steps is None and (samples := whole(args, "train_samples")):
         steps = -(-samples // global_batch)
+    if steps is not None and (leaves := whole(args, "exit_interval")):
+        steps = min(steps, leaves)  # Megatron exits at the first iteration that it divides
     return Cost(gpus, flops_per_token(args), global_batch * sequence, steps, throughput)
