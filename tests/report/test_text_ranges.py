@@ -12,7 +12,7 @@ from fp8launch.cli import run
 
 @pytest.mark.parametrize(
     ("every", "says"),
-    [(50, "after checkpoint: iteration 51, 101, 151"), (5, "after checkpoint: 39 iterations from 6 to 196")],
+    [(50, "after checkpoint: iterations 51, 101, 151"), (5, "after checkpoint: 39 iterations from 6 to 196")],
 )
 def test_many_iterations_are_counted(every: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = []

@@ -28,7 +28,6 @@ RULE = (
     "evaluation or checkpoint, profiled iterations and lines with another batch size, world size or sequence length "
     "than the last line are excluded. If attempts repeat an iteration, the last one counts."
 )
-# The short form for tables. JSON and the documentation have the full rule.
 RULE_NOTE = "which iterations count: docs/compare.md#steady-state"
 
 NOTHING: Mapping[str, int] = {}

@@ -37,8 +37,7 @@ def render_text(report: RunReport, width: int) -> RenderableType:
         parts.append(rich_table(_speed_table(report)))
     if report.phases:
         headers = tuple(for_hardware(header, [report.setup.gpu]) for header in PHASE_COLUMNS)
-        table = Table(headers, tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values()))
-        parts.append(fitted_table(table, width))
+        parts.append(fitted_table(Table(headers, tuple(phase_cells(report)), tuple(PHASE_COLUMNS.values())), width))
     if timed := list(step_parts(report)):
         parts.append(rich_table(_shares("of a step, by Megatron's timers", "ms", timed)))
     if report.goodput and report.goodput.attempts > 1:

@@ -119,10 +119,8 @@ def count_of(attempts: LoggedProcesses, lines: IterationTable, name: str) -> int
 
 
 def peak_memory_mib(attempts: LoggedProcesses, kept: IterationTable) -> float | None:
-    """Return the largest peak in MiB that a rank printed, else the memory in a fork's iteration lines.
-
-    Attempts without lines that count are left out: they may have had another size.
-    """
+    """Return the largest peak in MiB that a rank printed, else the memory in a fork's iteration lines."""
+    # Attempts without lines that count may have had another size.
     counting = set(kept.column("attempt")) or range(len(attempts))
     peaks: list[float] = []
     for i, (log, process) in enumerate(attempts):
