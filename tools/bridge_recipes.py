@@ -57,6 +57,8 @@ SECTIONS = ("mixed_precision", "ddp", "optimizer", "comm_overlap")
 # The type of tokenizers that a job reads from the hub, or from a folder.
 HUB_TOKENIZER = "HuggingFaceTokenizer"
 LIBRARY = "megatron.bridge.recipes"
+# The type without words: the recipe states how many there are.
+NULL_TOKENIZER = "NullTokenizer"
 # Recipes of the library without a GPU in their name. They call one that has it.
 UNNAMED = re.compile(r"(?P<model>\w+?)_(?P<task>pretrain|sft|peft)(?:_(?P<variant>\w+))?_config")
 # The families of the library with a folder for each GPU.
@@ -318,6 +320,12 @@ def record(source: Source, config: Any, hub: list[str]) -> dict[str, Any]:
     tokenizer = config.tokenizer
     if tokenizer is not None and tokenizer.tokenizer_type == HUB_TOKENIZER and tokenizer.tokenizer_model:
         entry["tokenizer"] = str(tokenizer.tokenizer_model)
+    if tokenizer is not None and tokenizer.tokenizer_type == NULL_TOKENIZER:
+        entry["null_vocabulary"] = tokenizer.vocab_size
+    if getattr(tokenizer, "use_tokenizer_vocab_size", False):  # since 0.6
+        entry["takes_vocabulary"] = "always"
+    elif getattr(config.model, "vocab_size", None) is None:
+        entry["takes_vocabulary"] = "if unset"
     of_library = source.module.startswith(f"{LIBRARY}.")
     if of_library or (parts["task"] != "pretrain" and not source.arguments):
         entry |= data_of(config)

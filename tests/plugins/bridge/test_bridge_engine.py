@@ -20,7 +20,7 @@ from fp8launch.hardware.gpus import GPUS
 from fp8launch.job.prepared import Prepared, prepare
 from fp8launch.megatron.arguments import words_of
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.bridge.attributes import PARTS, of_recipe, with_settings
+from fp8launch.plugins.bridge.attributes import PARTS, of_run
 from fp8launch.plugins.bridge.fields import ATTRIBUTES, fields_of, flat, hydra, refused_value
 from fp8launch.plugins.bridge.index import recipes_of, releases
 from fp8launch.plugins.bridge.published import recipe_of, rows
@@ -336,6 +336,42 @@ def test_the_check_names_a_tokenizer_that_the_job_would_download(recipe: str, se
         assert all(f"--set {words}" in str(problem.fix) for words in NO_TOKENIZER)
 
 
+LIBRARY = "bridge:llama3_8b_pretrain_2gpu_h100_bf16_config"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "words", "warned"),
+    [
+        (LIBRARY, [], 32000, True),
+        (LIBRARY, ["tokenizer.vocab_size=128256"], 128256, False),
+        (LIBRARY, ["tokenizer.use_tokenizer_vocab_size=false"], 128256, False),
+        (LIBRARY, ["tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=/x"], 128256, False),
+        ("bridge:llama2_7b_pretrain_2gpu_h100_bf16_config", [], 32000, True),
+        ("bridge:llama2_7b_pretrain_2gpu_h100_bf16_config", ["tokenizer.vocab_size=32000"], 32000, False),
+        (LLAMA, [], 128256, False),
+        ("bridge:nemotronh_56b_pretrain_64gpu_h100_fp8cs_config", [], 32000, False),  # Bridge knows no other size
+    ],
+)
+def test_a_tokenizer_without_words_gives_the_model_its_size(
+    recipe: str, sets: list[str], words: int, warned: bool
+) -> None:
+    """Llama-3.2 3B trained with 32,000 words on a GPU, and was compared with a run that had 128,256."""
+    run = prepare(recipe, sets)
+    assert run.args.attributes["vocab_size"] == words
+    found = {problem.code: problem for problem in check(run, layers=("rules",)).problems}
+    assert ("bridge-vocabulary" in found) == warned
+    if recipe == LIBRARY and warned:
+        assert "32,000, but meta-llama/Meta-Llama-3-8B has 128,256" in found["bridge-vocabulary"].message
+        assert "--set tokenizer.vocab_size=128256" in str(found["bridge-vocabulary"].fix)
+
+
+def test_a_configuration_on_the_disk_states_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 128256}))
+    run = prepare("bridge:llama32_3b_pretrain_1gpu_h100_bf16_config", [f"bridge.model={tmp_path}"])
+    problem = only([p for p in check(run, layers=("rules",)).problems if p.code == "bridge-vocabulary"])
+    assert "meta-llama/Llama-3.2-3B has 128,256" in problem.message
+
+
 def test_files_that_bridge_reads_must_exist(tmp_path: Path) -> None:
     """Such mistakes ended the job after its wait in the queue, as mistakes in Megatron-LM's flags would."""
     folder, prefix = str(tmp_path), f"{tmp_path}/docs"
@@ -458,7 +494,7 @@ def test_every_run_that_nvidia_publishes_fits_by_the_estimate() -> None:
         recipe = recipe_of(row)
         if recipe is None or recipe.task != "pretrain" or not recipe.hub or not set(recipe.hub) <= set(PARTS):
             continue
-        args = with_settings(of_recipe(recipe), {})
+        args = of_run(recipe, {})
         split = math.prod(recipe.layout.get(axis) or 1 for axis in ("tp", "pp", "cp"))
         steps = row.global_batch // (row.micro_batch * (row.gpus // split))
         found = estimate(args, row.gpus, steps, GPUS[recipe.gpu])

@@ -17,7 +17,7 @@ from fp8launch.plugins.bridge.index import BridgeRecipe
 from fp8launch.plugins.bridge.settings import Setting
 from fp8launch.recipe.load import read_recipe
 from fp8launch.resources import pack_folder
-from fp8launch.untyped import as_mapping
+from fp8launch.untyped import as_int, as_mapping
 
 # Release to the Megatron-Core of its container (docs/releases/software-versions.md), 0.6.0 by its submodule's version.
 # No table states 0.6.2's: pip installs the newest 0.19 with its wheel.
@@ -78,6 +78,8 @@ _SIZES = {
     "max_position_embeddings": "max_position_embeddings",
 }
 _LARGEST_CONFIG = 1 << 20  # bytes
+# A tokenizer for mock data: it has no words, only their number.
+NULL_TOKENIZER = "NullTokenizer"
 # Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's if a precision is set.
 _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "fp8": {"fp8_recipe": "tensorwise"},
@@ -130,16 +132,42 @@ def _of_hub_models(recipe: BridgeRecipe) -> dict[str, Any]:
     return found
 
 
-def with_settings(found: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return the attributes with the fields that a run sets."""
-    result = dict(found)
+def of_run(recipe: BridgeRecipe, settings: Mapping[str, Setting], folder: str | None = None) -> dict[str, Any]:
+    """Return the settings of a run: the recipe's with the fields that the run sets."""
+    result = of_recipe(recipe, folder)
     for field, setting in settings.items():
         name = attribute_of(field)
         if name is not None:
             result[name] = attribute_value(name, setting.value)
     if (result.get("tensor_model_parallel_size") or 1) < 2:
         result["tp_comm_overlap"] = False  # as Bridge does when it sets a run up
+    words = null_vocabulary(recipe, settings)
+    if words is not None:
+        result["vocab_size"] = words
     return {name: value for name, value in result.items() if value is not None}
+
+
+def own_vocabulary(recipe: BridgeRecipe, folder: str | None) -> int | None:
+    """Return the size of the vocabulary in the model's configuration, or None if neither folder nor pack has it."""
+    sizes = _sizes(Path(folder)) if folder is not None else {}
+    return as_int(sizes.get("vocab_size", of_recipe(recipe).get("vocab_size")))
+
+
+def null_vocabulary(recipe: BridgeRecipe, settings: Mapping[str, Setting]) -> int | None:
+    """Return the size of the vocabulary that a NullTokenizer gives the model, or None if the model keeps its own.
+
+    Source: `_validate_and_set_vocab_size` of megatron/bridge/training/setup.py, 0.6.0.
+    """
+    if recipe.task != "pretrain":
+        return None
+    stated = {field: setting.value for field, setting in settings.items()}
+    always = stated.get("tokenizer.use_tokenizer_vocab_size", recipe.takes_vocabulary == "always")
+    if not always and (recipe.takes_vocabulary != "if unset" or stated.get("model.vocab_size") is not None):
+        return None
+    null = NULL_TOKENIZER if recipe.null_vocabulary is not None else None
+    if stated.get("tokenizer.tokenizer_type", null) != NULL_TOKENIZER:
+        return None
+    return as_int(stated.get("tokenizer.vocab_size", recipe.null_vocabulary))
 
 
 def _fields(recipe: BridgeRecipe) -> Iterator[tuple[str, Any]]:

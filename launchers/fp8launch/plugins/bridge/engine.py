@@ -148,6 +148,7 @@ class Bridge(Engine):
             message = "checkpoint.interval has no effect: no checkpoint is saved without checkpoint.dir"
             fix = "set checkpoint.dir, or remove it"
             yield Problem("warning", "flag-without-effect", message, loaded.where("checkpoint", "interval"), fix)
+        yield from _other_vocabulary(recipe, loaded)
         yield from fine_tuning.chat_warnings(recipe, settings(loaded, recipe), loaded)
         for file in recipe.missing_files:
             message = f"the recipe reads {file}, which the wheel of Megatron-Bridge {recipe.release} lacks"
@@ -168,7 +169,7 @@ class Bridge(Engine):
         elif recipe.fsdp:
             # Bridge refuses to save FSDP's shards in its default format.
             found.setdefault("checkpoint.ckpt_format", Setting("fsdp_dtensor", loaded.where("checkpoint", "dir")))
-        stated = attributes.with_settings(attributes.of_recipe(recipe, bridge_of(loaded.recipe).model), found)
+        stated = attributes.of_run(recipe, found, bridge_of(loaded.recipe).model)
         where = loaded.where("bridge", "recipe")
         arguments = [
             Argument("recipe", (f"--recipe={recipe.module}:{recipe.function}",)),
@@ -310,9 +311,25 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
         size = attributes.of_recipe(recipe, model).get("vocab_size", "SIZE")
         fix = f"name a local folder (--set tokenizer.tokenizer_model=/path), {token}"
         if recipe.task == "pretrain":
-            null = f"--set tokenizer.tokenizer_type=NullTokenizer --set tokenizer.vocab_size={size}"
+            null = f"--set tokenizer.tokenizer_type={attributes.NULL_TOKENIZER} --set tokenizer.vocab_size={size}"
             fix = f"for mock data: {null}; else {fix}"
         yield Problem("warning", "hub-tokenizer", message, where, fix)
+
+
+def _other_vocabulary(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[Problem]:
+    """Yield a warning if the recipe's NullTokenizer gives the model another vocabulary than its configuration has."""
+    found, folder = settings(loaded, recipe), bridge_of(loaded.recipe).model
+    given, own = attributes.null_vocabulary(recipe, found), attributes.own_vocabulary(recipe, folder)
+    decided = own is None and "tokenizer.vocab_size" in found
+    if given is None or given == own or decided or not recipe.hub:
+        return
+    message = f"the recipe's {attributes.NULL_TOKENIZER} gives the model a vocabulary of {given:,}, "
+    if own is None:
+        message += f"whatever {recipe.hub[0]} has"
+    else:
+        message += f"but {recipe.hub[0]} has {own:,}: memory and speed will be those of another model"
+    fix = f"for mock data: --set tokenizer.vocab_size={own or 'SIZE'}; else set tokenizer.tokenizer_type and its model"
+    yield Problem("warning", "bridge-vocabulary", message, loaded.where("bridge", "recipe"), fix)
 
 
 def _refuse_untrained(recipe: BridgeRecipe, loaded: LoadedRecipe) -> None:

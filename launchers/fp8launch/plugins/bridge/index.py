@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, error, nearest
 
@@ -32,6 +32,8 @@ class BridgeRecipe:
     `sections` are the fields of SECTIONS that differ from Bridge's defaults. `tokenizer` is the hub model whose
     tokenizer a job reads; None if it reads none, and for every recipe before 0.6. `missing_files` are files of Bridge
     that the recipe reads and the release's wheel lacks, `missing_sizes` sizes of the model that it leaves to the user.
+    `null_vocabulary` is the size of a NullTokenizer. `takes_vocabulary` says when the model takes the size of the
+    tokenizer's vocabulary: `always`, or `if unset` because the model states none.
 
     `data` has the class of the data, the data set on the hub and the length of packed sequences; `peft` has the class
     of the adapters and the settings that differ from its defaults. Library and fine-tuning recipes have both.
@@ -61,6 +63,8 @@ class BridgeRecipe:
     tokenizer: str | None = None
     missing_files: tuple[str, ...] = ()
     missing_sizes: tuple[str, ...] = ()
+    null_vocabulary: int | None = None
+    takes_vocabulary: Literal["always", "if unset"] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     peft: Mapping[str, Any] = field(default_factory=dict)
 
@@ -187,6 +191,8 @@ def _recipe(release: str, name: str, entry: Mapping[str, Any]) -> BridgeRecipe:
         tokenizer=entry.get("tokenizer"),
         missing_files=tuple(entry.get("missing_files", ())),
         missing_sizes=tuple(entry.get("missing_sizes", ())),
+        null_vocabulary=entry.get("null_vocabulary"),
+        takes_vocabulary=entry.get("takes_vocabulary"),
         data=entry.get("data", {}),
         peft=entry.get("peft", {}),
     )

@@ -142,4 +142,7 @@ def _seconds_per_step(run: ResolvedRun) -> tuple[float, float, str] | None:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds / 60:,.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
+    if seconds < 7200:
+        return f"{seconds / 60:,.0f} minutes"
+    hours = seconds / 3600
+    return f"{hours:,.0f} hours" if hours >= 100 else f"{hours:.1f} hours"
