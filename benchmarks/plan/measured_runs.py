@@ -23,7 +23,12 @@ SHARED = (
 # A precision file turned FP8 off, which the arguments do not show. NaN values take less power and time.
 NOT_AS_ASKED = ("asked_but_bf16", "o3")
 # Logs do not show environment variables. These runs set NVTE_USE_CUTLASS_GROUPED_GEMM.
-GROUPED = ("2026-11-27-peers-moe ours_cutlass", "2026-11-27-startup cutlass")
+GROUPED = (
+    *("2026-11-27-peers-moe ours_cutlass", "2026-11-27-startup cutlass"),
+    *(f"2026-11-28-peers-moe ours_{run}" for run in (1, 2, 3)),
+    *(f"2026-11-28-tune-moe {run}" for run in ("cutlass", "graphs_1", "graphs_2", "te_swiglu")),
+    *(f"2026-11-28-tune-moe flash_{run}" for run in (1, 2, 3)),
+)
 
 # Measurements on hosts as slow as the slowest known one: slow_host_runs.py compares them.
 SLOW_HOSTS = ("2026-11-28-host-h100", "2026-11-28-host-h100x2", "2026-11-28-several-x2")
