@@ -48,6 +48,7 @@ _RIGHT = 0.2
 _MOST_ACROSS = 3
 # A legend below a panel is indented, and each entry begins with a line.
 _LEGEND_CHARACTERS = 58
+_HEADING_CHARACTERS = 64
 DPI = 150
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -196,7 +197,7 @@ def figure_of(found: Sequence[Picture], heading: str = "") -> Any:
     rows = list(_packed(found))
     across = max(map(_across, rows))
     heights = [max(map(_height, row)) for row in rows]
-    heading = _wrapped(heading, across)
+    heading = _wrapped(heading, across, _HEADING_CHARACTERS)
     above = _LINE * (heading.count("\n") + 1) + 0.15 if heading else 0.0
     top = sum(heights)
     with _style():

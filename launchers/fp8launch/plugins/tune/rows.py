@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from fp8launch.plugins.tune.knobs import Knob
 from fp8launch.plugins.tune.memory_fit import misfit
 from fp8launch.plugins.tune.record import Record
 from fp8launch.plugins.tune.search import LEAST_PREDICTED
-from fp8launch.plugins.tune.state import Outcome, Variant, describe, gain_over
+from fp8launch.plugins.tune.state import Outcome, Variant, describe, predicted_gain
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _tried(
     start = state.starts[variant.start].name
     predicted = None
     if judged.against is not None and judged.against.start == variant.start:
-        predicted = known_gain(gain_over(state, judged.against, variant))
+        predicted = known_gain(predicted_gain(state, judged.against, variant))
     speeds = list(itertools.chain.from_iterable(outcome.speeds for outcome in good))
     why, kept = _WORDS[judged.verdict], _is_kept(now, judged)
     if judged.verdict == "better" and not kept:
@@ -117,9 +117,9 @@ def _tried(
     row = Row(
         change=" + ".join(new) or start,
         predicted=predicted,
-        tflops_per_gpu=last.tflops,
+        tflops_per_gpu=_median(outcome.tflops for outcome in good),
         tokens_per_s_per_gpu=speed,
-        step_time_ms=last.step_ms,
+        step_time_ms=_median(outcome.step_ms for outcome in good),
         predicted_step_time_ms=last.predicted_ms,
         peak_memory_gib=last.peak_gib,
         predicted_memory_gib=last.predicted_gib,
@@ -133,6 +133,11 @@ def _tried(
     if judged.interval:
         row = replace(row, low=judged.interval.low, high=judged.interval.high, covers=judged.interval.covers)
     return row
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _is_kept(now: Standing, judged: Judgement) -> bool:

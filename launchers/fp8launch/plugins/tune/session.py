@@ -13,7 +13,7 @@ from fp8launch.plugins.tune.memory_fit import memory_shift, why_not_fits
 from fp8launch.plugins.tune.record import Record, write_record
 from fp8launch.plugins.tune.rows import judged_in_words, percent
 from fp8launch.plugins.tune.search import Finished, next_trial
-from fp8launch.plugins.tune.state import Outcome, State, Trial, describe, gain_over, seconds_spent, speed_in_words
+from fp8launch.plugins.tune.state import Outcome, State, Trial, describe, predicted_gain, seconds_spent, speed_in_words
 from fp8launch.plugins.tune.trials import Bound, Ended, Site, end_interrupted, run_trial
 from fp8launch.submit.submit import GridPoint
 
@@ -87,11 +87,11 @@ def _ended(session: Session, record: Record, trial: Trial, again: bool) -> Ended
         grid = _grid_point(session, record, trial)
     except UserError as exc:
         return Ended(Outcome("refused", why=exc.problems[0].message))
-    need = predict(grid.prepared).needs_gib
-    why = why_not_fits(state, variant, need)
+    predicted = predict(grid.prepared, site.cluster)
+    why = why_not_fits(state, variant, predicted.needs_gib)
     if why is not None and variant.changes:
-        return Ended(Outcome("skipped", needs_gib=need, why=why))
-    site.say(_title(state, trial))
+        return Ended(Outcome("skipped", needs_gib=predicted.needs_gib, why=why))
+    site.say(_title(state, trial, predicted.step_ms))
     seconds = seconds_at_most(session.bases[variant.start])
     return run_trial(site, grid, seconds, again, _bound(session, state))
 
@@ -102,14 +102,14 @@ def _grid_point(session: Session, record: Record, trial: Trial) -> GridPoint:
     return GridPoint(*base.variant(record.values(trial.variant), trial.repeat))
 
 
-def _title(state: State, trial: Trial) -> str:
+def _title(state: State, trial: Trial, step_ms: float | None) -> str:
     """Return a trial's heading: its number, its changes, and their predicted gain over the best variant."""
     variant, best = trial.variant, standing(state).best
     parts = [describe(variant)]
     if trial.repeat > 1:
         parts.append(f"run {trial.repeat}")
     if best is not None and variant != best and variant.start == best.start:
-        gain = gain_over(state, best, variant)
+        gain = predicted_gain(state, best, variant, step_ms)
         if gain != 1:
             parts.append(f"predicted {percent(gain)}")
     return f"trial {1 + len(state.results)}: {', '.join(parts)}"
