@@ -85,7 +85,7 @@ class Site:
             return len(list(logs.glob("*.log"))) > before
 
         self.slurm.run("scontrol", "requeue", job)
-        wait_for(started_again, 300)
+        wait_for(started_again, 600)
 
     def log(self, run: str) -> Path:
         return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]
