@@ -204,7 +204,8 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
     """
     compared = 0
     unlike, noted, varied = [], [], []
-    for name in filter(affects_speed, differing([a, b])):
+    different = differing([a, b])
+    for name in filter(affects_speed, different):
         described = _describe(name, a, b)
         if name == "precision":
             compared += 1
@@ -223,7 +224,7 @@ def speed_comparability(a: Facts, b: Facts, axes: Collection[str] = ()) -> Compa
     equal = _equally_large(a, b)
     if equal is not None:
         unknown.discard("num_layers")
-    if equal is False and not MODEL & set(differing([a, b])):
+    if equal is False and MODEL.isdisjoint(different):
         unlike.append(_describe("parameters", a, b))
     if unknown:
         noted.append(f"{_UNKNOWN} {', '.join(sorted(unknown))}")

@@ -40,7 +40,7 @@ PASSING = frozenset((
     errno.EHOSTUNREACH, errno.ECONNRESET, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
 ))  # fmt: skip
 PAUSES = (1, 5, 20)  # seconds before each further try to read
-# The errors that say what is there. All others say only that it cannot be read.
+# These errors mean that there is no such file. Any other error leaves that open.
 _ABSENT = (FileNotFoundError, NotADirectoryError, NotRegular)
 Result = TypeVar("Result")
 
@@ -72,7 +72,7 @@ class _FieldsOnly(pickle._Unpickler):
 
 
 def again(read: Callable[[], Result]) -> Result:
-    """Return what a function reads, with a second try after errors that pass. Raises OSError for errors that last."""
+    """Call a function that reads, and retry after errors that may pass. Raises OSError if the error lasts."""
     for pause in PAUSES:
         try:
             return read()
@@ -256,7 +256,7 @@ def repair(folder: Path) -> list[str]:
 
 
 def _examine(folder: Path) -> tuple[str | None, int | None]:
-    """Return what is wrong with the tracker or the checkpoint that it names, and the newest complete one before it."""
+    """Return the problem with the tracker or its checkpoint, if any, and the newest complete checkpoint before it."""
     try:
         text = again(lambda: read_tracker(folder))
     except FileNotFoundError:

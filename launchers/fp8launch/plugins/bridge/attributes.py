@@ -78,7 +78,7 @@ _SIZES = {
     "max_position_embeddings": "max_position_embeddings",
 }
 _LARGEST_CONFIG = 1 << 20  # bytes
-# A tokenizer for mock data: it has no words, only their number.
+# Bridge's tokenizer for mock data, which has a vocabulary size but no vocabulary.
 NULL_TOKENIZER = "NullTokenizer"
 # Defaults of Bridge's MixedPrecisionConfig that differ from Megatron-LM's if a precision is set.
 _PRECISION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -308,7 +308,7 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
     local = local or (model is not None and has_tokenizer(Path(model)))
     if kind == _HUB_TOKENIZER and not local:
         message = f"the recipe reads the tokenizer of {tokenizer} from the Hugging Face hub when the job starts"
-        size = attributes.of_recipe(recipe, model).get("vocab_size", "SIZE")
+        size = attributes.own_vocabulary(recipe, model) or "SIZE"
         fix = f"name a local folder (--set tokenizer.tokenizer_model=/path), {token}"
         if recipe.task == "pretrain":
             null = f"--set tokenizer.tokenizer_type={attributes.NULL_TOKENIZER} --set tokenizer.vocab_size={size}"
@@ -317,7 +317,7 @@ def _read_from_the_hub(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[P
 
 
 def _other_vocabulary(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[Problem]:
-    """Yield a warning if the recipe's NullTokenizer gives the model another vocabulary than its configuration has."""
+    """Yield a warning if the NullTokenizer's vocabulary size is not the one in the model's configuration."""
     found, folder = settings(loaded, recipe), bridge_of(loaded.recipe).model
     given, own = attributes.null_vocabulary(recipe, found), attributes.own_vocabulary(recipe, folder)
     decided = own is None and "tokenizer.vocab_size" in found
@@ -325,9 +325,9 @@ def _other_vocabulary(recipe: BridgeRecipe, loaded: LoadedRecipe) -> Iterator[Pr
         return
     message = f"the recipe's {attributes.NULL_TOKENIZER} gives the model a vocabulary of {given:,}, "
     if own is None:
-        message += f"whatever {recipe.hub[0]} has"
+        message += f"regardless of the vocabulary of {recipe.hub[0]}"
     else:
-        message += f"but {recipe.hub[0]} has {own:,}: memory and speed will be those of another model"
+        message += f"but {recipe.hub[0]} has {own:,}; memory use and speed will differ from that model's"
     fix = f"for mock data: --set tokenizer.vocab_size={own or 'SIZE'}; else set tokenizer.tokenizer_type and its model"
     yield Problem("warning", "bridge-vocabulary", message, loaded.where("bridge", "recipe"), fix)
 

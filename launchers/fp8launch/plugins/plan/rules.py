@@ -11,6 +11,7 @@ from fp8launch.check.rule import Finding, rule
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.quantization import DEFAULT_RECIPE
 from fp8launch.job.build_job import stop_before
+from fp8launch.plugins.estimate.cost import steps_of_run
 from fp8launch.wording import counted
 
 # FP8 is reported as slower than bf16 below this share of the speed of bf16, on GPUs with at least this many experts.
@@ -80,10 +81,9 @@ def time_limit_too_short(run: ResolvedRun) -> Iterator[Finding]:
     leaves = 60 * run.integer("exit_duration_in_mins")
     if not limit or not run.is_estimated or run.on("skip_train") or 0 < leaves < limit or run.on("exit_signal_handler"):
         return
-    steps = run.integer("train_iters") or -(-run.integer("train_samples") // run.layout.global_batch)
-    steps = min(steps, run.integer("exit_interval") or steps)
+    steps = steps_of_run(run.arguments, run.layout.global_batch)
     speed = _seconds_per_step(run) if steps else None
-    if speed is None:
+    if not steps or speed is None:
         return
     seconds, least, basis = speed
     where = run.loaded.where("resources", "time")

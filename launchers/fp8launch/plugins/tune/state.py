@@ -133,10 +133,10 @@ def gain_over(state: State, best: Variant, variant: Variant) -> float:
 
 
 def predicted_gain(state: State, best: Variant, variant: Variant, step_ms: float | None = None) -> float:
-    """Return the predicted speed of a variant divided by the best variant's, as the steps of both are predicted.
+    """Return the ratio of the two variants' predicted speeds, each predicted with all of its changes.
 
-    `step_ms` is the variant's predicted step, by default the one recorded with its outcome. Without two predictions, or
-    if the speed model does not cover the change, the result is that of `gain_over`, where each gain counts by itself.
+    `step_ms` is the variant's predicted step time, by default the one recorded with its outcome. If either step is not
+    predicted, or the speed model does not cover the change, fall back to `gain_over`, which multiplies single gains.
     """
     steps = {trial.variant: outcome.predicted_ms for trial, outcome in state.results if outcome.predicted_ms}
     here, there = step_ms or steps.get(variant), steps.get(best)
