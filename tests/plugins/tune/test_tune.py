@@ -20,6 +20,7 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.injob.local_job import LOCAL_RUN, processes_with
 from fp8launch.job.prepared import prepare
 from fp8launch.plugins.plan.calibration import keep, reference_rates
+from fp8launch.plugins.plan.step_time import predict_step
 from fp8launch.plugins.tune import candidates
 from fp8launch.plugins.tune.knobs import knobs
 from fp8launch.plugins.tune.output import setup_of
@@ -179,6 +180,23 @@ def test_layouts_of_different_data_parallelism_are_compared_at_one_global_batch(
 def test_the_picture_names_the_gpus_and_the_batch() -> None:
     recipes = [prepare(name) for name in ("llama8b_fp8", "llama8b_bf16")]
     assert setup_of(recipes) == "llama8b_fp8, llama8b_bf16 · 8 × H100 · global batch 128 × 8,192 tokens"
+
+
+def test_each_trial_is_predicted_once(in_memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was predicted before it ran, and again for its outcome."""
+    in_memory.memory.ends_at_once = 0
+    predicted = []
+
+    def counted(run: Any) -> Any:
+        predicted.append(run)
+        return predict_step(run)
+
+    monkeypatch.setattr(candidates, "predict_step", counted)
+    words = ["tune", "llama8b_fp8_h200x2", "--backend", in_memory.backend, "--trials", "1", "--knobs", "norms"]
+    in_memory(*words, "--dry-run")
+    before_any_trial = len(predicted)
+    in_memory(*words, expect=1)
+    assert len(predicted) == 2 * before_any_trial + 1
 
 
 @pytest.mark.train

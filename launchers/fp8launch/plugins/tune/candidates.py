@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fp8launch.check.checker import check_all
@@ -50,6 +51,10 @@ class Base:
         """Return a point of the study and its prepared run. Raises UserError."""
         point = Point(self.name, None, values, repeat)
         return point, prepare(self.source, [*self.overrides, *point.overrides])
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        return predict(self.prepared, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -199,8 +204,7 @@ def trial_seconds(base: Base) -> float:
 
 def training_seconds(base: Base) -> float:
     """Return the predicted seconds of a trial's iterations, or 0 without a prediction."""
-    step = predict(base.prepared, base.cluster).step_ms or 0.0
-    return step / 1000 * base.iterations
+    return (base.prediction.step_ms or 0.0) / 1000 * base.iterations
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ def begin(base: Base, knobs: Sequence[Knob], say: Callable[[str], None]) -> Begi
         accepted |= found
         refused |= reasons
         asked = [replace(one, ways=one.ways[1:]) for one in asked if one.option.name in reasons and one.ways[1:]]
-    expected = predict(base.prepared, base.cluster)
+    expected = base.prediction
     candidates = []
     overrides = {}
     for name in order:

@@ -93,7 +93,7 @@ def _ended(session: Session, record: Record, trial: Trial, again: bool) -> Ended
         return Ended(Outcome("skipped", needs_gib=predicted.needs_gib, why=why))
     site.say(_title(state, trial, predicted.step_ms))
     seconds = seconds_at_most(session.bases[variant.start])
-    return run_trial(site, grid, seconds, again, _bound(session, state))
+    return run_trial(site, grid, predicted, seconds, again, _bound(session, state))
 
 
 def _grid_point(session: Session, record: Record, trial: Trial) -> GridPoint:

@@ -15,7 +15,7 @@ from fp8launch.injob.supervisor.failures import ending_of_attempt
 from fp8launch.injob.supervisor.health_rules import errors_of
 from fp8launch.injob.supervisor.log_lines import tail
 from fp8launch.injob.supervisor.run_records import now
-from fp8launch.plugins.tune.candidates import first_error, predict
+from fp8launch.plugins.tune.candidates import Prediction, first_error, predict
 from fp8launch.plugins.tune.state import Outcome
 from fp8launch.report.intervals import FEWEST
 from fp8launch.report.read_run import run_from_folder
@@ -76,7 +76,9 @@ class Site:
     say: Callable[[str], None]
 
 
-def run_trial(site: Site, grid: GridPoint, at_most: float, again: bool, bound: Bound | None) -> Ended:
+def run_trial(
+    site: Site, grid: GridPoint, predicted: Prediction, at_most: float, again: bool, bound: Bound | None
+) -> Ended:
     """Run a trial to its end, or wait for the end of one that was submitted earlier.
 
     A trial that takes longer than `at_most` seconds is stopped and has failed. One that is stopped by `bound` stays
@@ -94,7 +96,7 @@ def run_trial(site: Site, grid: GridPoint, at_most: float, again: bool, bound: B
     submit_study([grid], site.cluster, site.root, site.scheduler, name=site.study.study_id, retry=again)
     state, why = _follow(site, run, at_most, ends)
     cut = ends is not None and why == ends.why
-    outcome = _outcome(run, state, why, cut, grid, site.cluster)
+    outcome = _outcome(run, state, why, cut, predicted)
     if outcome is not None:
         return Ended(outcome, 0.0, why)
     return Ended(None, seconds_of(run), why)
@@ -109,7 +111,7 @@ def end_interrupted(site: Site, grid: GridPoint) -> Ended:
     state = _ended_by_user(site, run)
     if not _was_submitted(run):
         return Ended(None, 0.0, INTERRUPTED, interrupted=True)
-    outcome = _outcome(run, state, INTERRUPTED, cut=True, grid=grid, cluster=site.cluster)
+    outcome = _outcome(run, state, INTERRUPTED, cut=True, predicted=predict(grid.prepared, site.cluster))
     return Ended(outcome, seconds_of(run), INTERRUPTED, interrupted=True)
 
 
@@ -210,10 +212,9 @@ def _is_out_of_memory(run: RunFolder) -> bool:
     return failure is not None and failure.code in OUT_OF_MEMORY
 
 
-def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, grid: GridPoint, cluster: Cluster) -> Outcome | None:
+def _outcome(run: RunFolder, state: JobState, why: str, cut: bool, predicted: Prediction) -> Outcome | None:
     """Return the outcome of a run that has ended, or None if it was cut off before it had enough iterations."""
     report = run_from_folder(run)
-    predicted = predict(grid.prepared, cluster)
     speeds = tuple(report.speeds("tokens/s/GPU"))
     failure = report.failure
     peak_gib = None
