@@ -147,6 +147,18 @@ def test_epochs_are_counted(tmp_path: Path) -> None:
     assert f"tokens of {a}" in problem.message and "2 times" in problem.message
 
 
+def test_a_run_that_exits_early_needs_less_data(tmp_path: Path) -> None:
+    """`exit_interval` was ignored: a warning counted epochs that the run does not reach."""
+    tokens = asked(tmp_path)
+    a, b = (write_dataset(tmp_path / name, [tokens // 40] * 10) for name in "ab")
+    iterations = ready(tmp_path).args.integer("train_iters", 0)
+    for blend, code in (([str(a)], "data-epochs"), ([str(a), str(b)], "data-too-short")):
+        assert only(look(tmp_path, indexed(blend))).code == code
+        assert look(tmp_path, indexed(blend), f"megatron.exit_interval={iterations // 5}") == []
+    longer = only(look(tmp_path, indexed([str(a)]), f"megatron.exit_interval={iterations // 2}"))
+    assert "2 times" in longer.message
+
+
 def test_a_blend_without_weights_is_used_once(tmp_path: Path) -> None:
     tokens = asked(tmp_path)
     a, b = (write_dataset(tmp_path / name, [tokens // 40] * 10) for name in "ab")

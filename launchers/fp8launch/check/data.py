@@ -24,7 +24,7 @@ from fp8launch.datasets.index_format import BrokenIndex, Index, read_index
 from fp8launch.datasets.manifest import Manifest, read_manifest, size_differences, tokenizer_sha256
 from fp8launch.diagnostics import Problem, UserError, nearest
 from fp8launch.injob.regular_files import read_regular
-from fp8launch.megatron.model_arithmetic import padded_vocab_size
+from fp8launch.megatron.model_arithmetic import padded_vocab_size, steps_of_run, whole
 from fp8launch.megatron.versions import release
 
 if TYPE_CHECKING:
@@ -279,9 +279,8 @@ def _cache(dataset: Dataset, prepared: Prepared, paths: JobPaths) -> Iterator[Pr
 
 def asked_tokens(prepared: Prepared) -> int:
     """Return the number of tokens that a run trains on, or 0 if the recipe does not set its length."""
-    args = prepared.args
-    samples = args.integer("train_samples", args.integer("train_iters", 0) * prepared.layout.global_batch)
-    return samples * args.integer("seq_length", 0)
+    args, batch = prepared.args.attributes, prepared.layout.global_batch
+    return (steps_of_run(args, batch) or 0) * batch * (whole(args, "seq_length") or 0)
 
 
 def train_fraction(prepared: Prepared) -> float:

@@ -366,3 +366,16 @@ def parse_layout(text: str) -> tuple[str, ...] | None:
     if not re.fullmatch(r"[EtmL|]+", text):
         return None
     return tuple(text.split("|"))
+
+
+# --- length of a run -------------------------------------------------------------------------------------------------
+
+
+def steps_of_run(args: Arguments, global_batch: int) -> int | None:
+    """Return the number of iterations that a run trains, or None if its length is unknown."""
+    steps = whole(args, "train_iters")
+    if steps is None and (samples := whole(args, "train_samples")):
+        steps = samples // global_batch  # Megatron drops a partial last batch
+    if steps is not None and (leaves := whole(args, "exit_interval")):
+        steps = min(steps, leaves)  # Megatron exits at the first iteration that it divides
+    return steps

@@ -113,6 +113,16 @@ def test_blend_weights_and_epochs(tmp_path: Path) -> None:
     assert loaded.args.values["data_path"] == ["0.8", str(tmp_path / "large"), "0.2", str(tmp_path / "small")]
 
 
+def test_blend_counts_the_tokens_of_a_recipe_until_it_exits(made: Path, tmp_path: Path) -> None:
+    def tokens(text: str) -> int:
+        (tmp_path / "recipe.yaml").write_text(f"extends: [tiny_cpu]\n{text}")
+        return int(json.loads(data("blend", made, "--recipe", tmp_path / "recipe.yaml", "--json").stdout)["tokens"])
+
+    whole = tokens("train: {iterations: 10}\n")
+    assert tokens("train: {iterations: 10}\nmegatron: {exit_interval: 5}\n") == whole // 2
+    assert tokens("phases: {a: {iterations: 5}, b: {iterations: 5}}\ncheckpoint: {dir: saved, interval: 5}\n") == whole
+
+
 def test_blend_prints_the_tokenizer_that_the_data_was_built_with(made: Path, tmp_path: Path, bpe: Path) -> None:
     for name in ("a", "b"):
         build(tmp_path / "a.jsonl", "--tokenizer", "bytes", "--out", tmp_path / name)

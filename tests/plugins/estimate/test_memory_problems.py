@@ -193,6 +193,12 @@ def test_a_run_that_leaves_early_costs_less(recipe: str, capsys: pytest.CaptureF
     assert json.loads(output(capsys, recipe, "--json", "--set", "megatron.exit_interval=100"))["steps"] == 20
 
 
+def test_a_partial_last_batch_is_no_step(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in Megatron's `update_train_iters`; it was counted as a whole one."""
+    samples = ("--set", "train.iterations=null", "--set", "train.warmup=null", "--set", "megatron.train_samples=100")
+    assert json.loads(output(capsys, recipe, "--json", *samples))["steps"] == 100 // 32
+
+
 def test_another_gpu_and_more_nodes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, recipe, "--json", "--gpu", "h100", "--nodes", "2"))
     assert found["gpu"] == "h100" and found["gpus"] == 8 and not found["memory"]["fits"]

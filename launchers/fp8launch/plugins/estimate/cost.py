@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp8launch.megatron.flops import flops_per_token
-from fp8launch.megatron.model_arithmetic import Arguments, whole
+from fp8launch.megatron.model_arithmetic import Arguments, steps_of_run, whole
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,4 @@ class Cost:
 def cost(args: Arguments, gpus: int, global_batch: int, throughput: Throughput | None = None) -> Cost:
     """Return the cost of a run with `args` (by Megatron's attribute name) at a throughput."""
     sequence = whole(args, "seq_length") or 0
-    steps = steps_of_run(args, global_batch)
-    return Cost(gpus, flops_per_token(args), global_batch * sequence, steps, throughput)
-
-
-def steps_of_run(args: Arguments, global_batch: int) -> int | None:
-    """Return the number of iterations that a run trains, or None if its length is unknown."""
-    steps = whole(args, "train_iters")
-    if steps is None and (samples := whole(args, "train_samples")):
-        steps = -(-samples // global_batch)
-    if steps is not None and (leaves := whole(args, "exit_interval")):
-        steps = min(steps, leaves)  # Megatron exits at the first iteration that it divides
-    return steps
+    return Cost(gpus, flops_per_token(args), global_batch * sequence, steps_of_run(args, global_batch), throughput)

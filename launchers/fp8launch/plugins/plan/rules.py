@@ -11,7 +11,7 @@ from fp8launch.check.rule import Finding, rule
 from fp8launch.diagnostics import UserError
 from fp8launch.hardware.quantization import DEFAULT_RECIPE
 from fp8launch.job.build_job import stop_before
-from fp8launch.plugins.estimate.cost import steps_of_run
+from fp8launch.megatron.model_arithmetic import steps_of_run
 from fp8launch.wording import counted
 
 # FP8 is reported as slower than bf16 below this share of the speed of bf16, on GPUs with at least this many experts.

@@ -71,7 +71,7 @@ def _of_recipe(recipe: str) -> tuple[int, float]:
     from fp8launch.rundir.names import recipe_named
 
     prepared = prepare(recipe_named(recipe, say=eprint))
-    asked = asked_tokens(prepared)
+    asked = asked_tokens(prepared.parts[-1])  # all phases but the last one exit before the end
     if not asked:
         raise error("data-blend", f"{recipe} does not say how long it trains", "--recipe", "use --tokens")
     return asked, train_fraction(prepared)
