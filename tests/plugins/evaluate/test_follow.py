@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+import subprocess
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -79,6 +82,58 @@ def test_a_result_counts_for_the_checkpoint_that_was_evaluated(run: Path) -> Non
     assert not set(follow.evaluated_in(run, {"tasks": ["b"]}))
     os.utime(place / ".metadata", ns=(1, 1))
     assert set(follow.evaluated_in(run, settings)) != set(follow.saved_in(run / "ckpt"))
+
+
+# Follows a run that is over, with a program in place of lm-eval that only records a result.
+_FOLLOW = """
+import json, sys
+from pathlib import Path
+from fp8launch.injob.supervisor import checkpoints
+from fp8launch.plugins.evaluate.injob import evaluate, follow
+checkpoints.PAUSES, follow.POLL = (0, 0, 0), 0
+words = [f"--run={sys.argv[1]}", f"--checkpoints={sys.argv[1]}/ckpt", "--model=m", "--tasks=t"]
+ours = follow.arguments([*words, "--every=1", "--interval=10"])
+
+def run_program(file, words, *more):
+    place = Path(next(word for word in words if word.startswith("--checkpoint=")).partition("=")[2])
+    result = {"iteration": int(place.name[5:]), "written": evaluate.written_at(place)}
+    file = ours.run / "evaluations" / f"{place.name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**result, "settings": evaluate.settings_of(ours)}))
+    return 0
+
+follow.run_program = run_program
+follow.follow(ours, words)
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace injects the errors")
+@pytest.mark.parametrize(
+    ("error", "evaluated", "said"),
+    [
+        (
+            "EIO:when=1..6",
+            [20, 10],
+            "checkpoint 10 is tried again later: a file cannot be read now (Input/output error",
+        ),
+        ("EIO", [20], "checkpoint 10 is skipped: a file cannot be read now (Input/output error)"),
+    ],
+    ids=["passes", "lasts"],
+)
+def test_a_checkpoint_that_cannot_be_read_is_tried_again(
+    run: Path, error: str, evaluated: list[int], said: str
+) -> None:
+    """An error of half a minute cost its evaluation."""
+    victim = save(run, 10) / "metadata.json"
+    save(run, 20)
+    attempts(run, {"ended": 1.0}, finished=True)
+    inject = ["-P", str(victim), "-e", f"inject=openat,newfstatat,stat:error={error}"]
+    command = ["strace", "-f", "-o", "/dev/null", *inject, sys.executable, "-c", _FOLLOW, str(run)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, cwd=run)
+    lines = done.stdout.splitlines()
+    order = [int(line.split()[-1]) for line in lines if "evaluating checkpoint" in line]
+    assert order == evaluated, done.stdout
+    assert sum(said in line for line in lines) == 1, done.stdout
 
 
 def test_a_run_is_over_when_its_supervisor_says_so(run: Path) -> None:

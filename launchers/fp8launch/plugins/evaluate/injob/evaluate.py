@@ -29,6 +29,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[4])
 
 from fp8launch.injob.rank import worker
+from fp8launch.injob.supervisor import checkpoints
 from fp8launch.plugins.evaluate.injob import tiny_task
 from fp8launch.plugins.evaluate.injob.folders import EVALUATIONS
 from fp8launch.plugins.evaluate.injob.programs import run_program
@@ -76,7 +77,7 @@ def settings_of(ours: argparse.Namespace) -> dict[str, Any]:
 def written_at(checkpoint: Path) -> int:
     """Return when a distributed checkpoint was written, in nanoseconds since 1970; 0 if it has no metadata."""
     try:
-        return (checkpoint / ".metadata").stat().st_mtime_ns
+        return checkpoints.again((checkpoint / ".metadata").stat).st_mtime_ns
     except OSError:
         return 0
 

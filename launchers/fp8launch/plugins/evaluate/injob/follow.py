@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -32,6 +33,8 @@ from fp8launch.plugins.evaluate.injob.folders import EVALUATIONS
 from fp8launch.plugins.evaluate.injob.programs import OutOfTime, run_program
 
 POLL = 5.0  # seconds
+# How often a checkpoint of a run that is over is tried, if a file cannot be read. Each try takes half a minute.
+TRIES = 20
 _MODELS = Path("models")
 
 
@@ -40,6 +43,10 @@ class Saved(NamedTuple):
 
     iteration: int
     written: int  # nanoseconds since 1970
+
+
+class Unreadable(Exception):
+    """A file of a checkpoint cannot be read now, which says nothing about the checkpoint."""
 
 
 class ToldToStop(Exception):
@@ -111,6 +118,7 @@ def follow(ours: argparse.Namespace, words: Sequence[str]) -> None:
     settings, step = evaluate.settings_of(ours), ours.every * ours.interval
     until = float(os.environ.get("FP8LAUNCH_STOP_AT") or "inf")
     skipped: set[Saved] = set()
+    unread: Counter[Saved] = Counter()
     reached = checkpoints.latest(ours.checkpoints)
     while True:
         over = why_over(ours.run, ours.checkpoints, 60 * ours.patience)
@@ -123,25 +131,34 @@ def follow(ours: argparse.Namespace, words: Sequence[str]) -> None:
         reached = newest
         waiting = [each for each in due(there, step, over is not None) if each not in done]
         if waiting:
-            if not evaluate_one(ours, words, waiting[0].iteration, until):
-                skipped.add(waiting[0])
+            first = min(waiting, key=lambda each: unread[each])  # do not let one that cannot be read block the others
+            try:
+                if not evaluate_one(ours, words, first.iteration, until):
+                    skipped.add(first)
+                continue
+            except Unreadable as problem:
+                unread[first] += 1
+                if over is not None and unread[first] >= TRIES:
+                    skipped.add(first)
+                    print(f"fp8launch: checkpoint {first.iteration} is skipped: {problem}", flush=True)
+                elif unread[first] == 1:
+                    print(f"fp8launch: checkpoint {first.iteration} is tried again later: {problem}", flush=True)
         elif over is not None:
             print(f"fp8launch: the run {ours.run.name} is over ({over}), and every checkpoint is evaluated", flush=True)
             return
-        elif time.time() > until:
+        if time.time() > until:
             raise OutOfTime
-        else:
-            time.sleep(POLL)
+        time.sleep(POLL)
 
 
 def evaluate_one(ours: argparse.Namespace, words: Sequence[str], iteration: int, until: float) -> bool:
-    """Evaluate a checkpoint, and remove the converted model. Return False if the checkpoint cannot be read.
+    """Evaluate a checkpoint, and remove the converted model. Return False if the checkpoint is damaged or removed.
 
-    Exits with the evaluation's status if it fails for another reason.
+    Raises Unreadable if it cannot be read now. Exits with the evaluation's status if it fails for another reason.
     """
     place = checkpoints.place(ours.checkpoints, iteration)
     more = [f"--checkpoint={place}", f"--name={Path.cwd().name}-{iteration:07d}", f"--out={_MODELS / place.name}"]
-    damage = checkpoints.torn(place)
+    damage = _damage(place)
     if damage is None:
         print(f"fp8launch: evaluating checkpoint {iteration}", flush=True)
         try:
@@ -153,11 +170,18 @@ def evaluate_one(ours: argparse.Namespace, words: Sequence[str], iteration: int,
             return True
         if status == 128 + signal.SIGTERM:
             raise ToldToStop
-        damage = checkpoints.torn(place)  # `checkpoint.keep` of the run may have removed it meanwhile
+        damage = _damage(place)  # `checkpoint.keep` of the run may have removed it meanwhile
         if damage is None:
             worker.stop(status, f"the evaluation of checkpoint {iteration} failed; its reason is above")
     print(f"fp8launch: checkpoint {iteration} is skipped: it {damage}", flush=True)
     return False
+
+
+def _damage(place: Path) -> str | None:
+    try:
+        return checkpoints.damage(place)
+    except OSError as problem:
+        raise Unreadable(f"a file cannot be read now ({problem.strerror})") from None
 
 
 def _trust(ours: argparse.Namespace, iteration: int) -> Mapping[str, str]:
