@@ -202,6 +202,48 @@ def test_interleaved_tracebacks_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("why", "code"),
+    [
+        ("OSError: [Errno 5] Input/output error", "storage"),
+        ("OSError: [Errno 116] Stale file handle", "storage"),
+        # As torch 2.11 reports a `.metadata` that cannot be read, or that is missing.
+        (
+            "AssertionError: metadata is None; global metadata read failed: [Errno 5] Input/output error; rank local "
+            "metadata read failed: [Errno 2] No such file or directory: '/ckpt/iter_0000006/__0.metadata'",
+            "storage",
+        ),
+        (
+            "AssertionError: metadata is None; global metadata read failed: [Errno 2] No such file or directory: "
+            "'/ckpt/iter_0000006/.metadata'",
+            "missing-checkpoint",
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/iter_0000006/__0_0.distcp'",
+            "missing-checkpoint",
+        ),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive", "missing-checkpoint"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out-of-memory"),
+        (
+            "RuntimeError: Missing key in checkpoint state_dict: decoder.layers.linear_qkv._extra_state",
+            "fp8-state-missing",
+        ),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_loaded_is_missing_only_if_nothing_else_is_known(why: str, code: str) -> None:
+    """An error that may pass sent users to look for another checkpoint."""
+    found = cause(
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/site/torch/distributed/checkpoint/utils.py", line 289, in all_gather',
+        "[rank0]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])",
+        "[rank0]: Traceback (most recent call last): (RANK 0)",
+        '[rank0]:   File "/site/torch/distributed/checkpoint/filesystem.py", line 885, in read_data',
+        f"[rank0]: {why}",
+        "fp8launch: failed (exitcode: 1) local_rank: 0 (pid: 19826) of worker.py",
+    )
+    assert found == code
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "/site/torch/x.py:83: UserWarning: barrier(): CUDA out of memory is likely",
