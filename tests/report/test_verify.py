@@ -244,7 +244,10 @@ def test_the_command(
 ) -> None:
     log = str(log_with(tmp_path, source, *lines))
     assert command(["verify", log]) == code
-    assert capsys.readouterr().out.startswith(word)
+    shown = capsys.readouterr()
+    assert shown.out.startswith(word)
+    # Lines were as long as their evidence, up to 118 columns here.
+    assert all(len(line) <= 80 for line in (*shown.out.splitlines(), *shown.err.splitlines()))
     assert command(["verify", log, "--json"]) == code
     assert json.loads(capsys.readouterr().out)["verdict"] == word
 

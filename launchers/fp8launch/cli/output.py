@@ -169,18 +169,19 @@ def print_problems(problems: Iterable[Problem], err: bool = True) -> None:
 def _advisory_text(problem: Problem) -> str:
     """Format a known bug in lines of at most 80 columns. Its URL is never broken, so that it can be copied."""
     where = f"{problem.where}: " if problem.where else ""
-    first, *lines = _folded(f"{where}{problem.severity}: {problem.message} [{problem.code}]", "    ")
+    first, *lines = folded(f"{where}{problem.severity}: {problem.message} [{problem.code}]", "    ")
     label = styled(problem.severity, fg=_SEVERITY_COLOUR[problem.severity], bold=True)
     lines.insert(0, first.replace(f"{problem.severity}:", f"{label}:", 1))
     if problem.fix:
-        first, *rest = _folded(f"    fix: {problem.fix}", "         ")
+        first, *rest = folded(f"    fix: {problem.fix}", "         ")
         lines += [first.replace("fix:", styled("fix:", fg="green"), 1), *rest]
     if problem.source:
         lines.append(f"    {styled('source:', fg='green')} {problem.source}")
     return "\n".join(lines)
 
 
-def _folded(text: str, indent: str) -> list[str]:
+def folded(text: str, indent: str) -> list[str]:
+    """Break a text into lines of at most 80 columns. All lines but the first begin with `indent`."""
     return textwrap.wrap(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

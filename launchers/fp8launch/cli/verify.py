@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fp8launch.cli.output import echo, eprint, json_option, logs_argument, print_problems, show_json
+from fp8launch.cli.output import echo, eprint, folded, json_option, logs_argument, print_problems, show_json
 from fp8launch.diagnostics import exit_code
 from fp8launch.report.named_runs import logs_named, runs_with_logs
 from fp8launch.report.run_verification import RunVerification, verify_log_files, verify_run
@@ -57,17 +57,19 @@ def _show(found: Verification) -> None:
         colour = "red"
     echo(found.verdict, nl=False, fg=colour, bold=True)
     if found.verdict == "no evidence":
-        echo("  the log contains neither Megatron's precision arguments nor a probe")
+        echo("\n  the log contains neither Megatron's precision arguments nor a probe")
         return
     if found.asked:
         echo(f"  {found.recipe} was requested")
     else:
         echo("  FP8 was not requested")
     for finding in found.findings:
-        echo(f"  {finding.kind:<10} {finding.text}", fg="red" if finding == found.not_partitioned else None)
+        colour = "red" if finding == found.not_partitioned else None
+        for line in folded(f"  {finding.kind:<10} {finding.text}", " " * 13):
+            echo(line, fg=colour)
     for warning in found.warnings:
-        echo(f"  warning: {warning}", fg="yellow")
+        for line in folded(f"  warning: {warning}", " " * 4):
+            echo(line, fg="yellow")
     if found.verdict == "requested only":
-        eprint(
-            "the log contains no probe or profile that proves FP8: add `launch: {probe: true, profile_iteration: 5}`"
-        )
+        eprint("nothing in the log proves FP8; to record evidence, add to the recipe:")
+        eprint("    launch: {probe: true, profile_iteration: 5}")
