@@ -128,6 +128,24 @@ def test_the_global_batch_is_about_loss_and_speed(tmp_path: Path) -> None:
     assert "different numbers of tokens" in conclusion(found)
 
 
+def test_a_batch_that_ramps_up_counts_with_the_size_of_each_line(tmp_path: Path) -> None:
+    """All iterations counted with the last batch size, so that a ramp was as long as a run without one."""
+    logs = []
+    for lr, first in ((1e-4, 8), (3e-4, 4)):
+        made = Made(iterations=60, batch=8, loss=lambda i, lr=lr: 2 + lr, arguments={"lr": lr})  # type: ignore[misc]
+        logs.append(write_log(tmp_path / f"{first}.log", made))
+        text = logs[-1].read_text()
+        for i in range(1, 21):
+            begin = text.index(f"iteration {i:8d}/")
+            text = text[:begin] + text[begin:].replace(f"size: {8:5d}", f"size: {first:5d}", 1)
+        logs[-1].write_text(text)
+    found = of(*logs, gpu=None)
+    assert "different numbers of tokens" in conclusion(found)
+    constant, ramped = (row.runs[0] for row in found.rows)
+    assert [constant.tokens_until(i) for i in (1, 60)] == [8 * 4096, 60 * 8 * 4096]
+    assert [ramped.tokens_until(i) for i in (1, 20, 60)] == [4 * 4096, 20 * 4 * 4096, (20 * 4 + 40 * 8) * 4096]
+
+
 def test_rows_are_ranked_by_the_mean_that_the_interval_is_of(tmp_path: Path) -> None:
     """By the median the first rate is better, by the mean of its skewed seeds it is worse."""
     points = []

@@ -333,7 +333,8 @@ def _about_loss(good: Sequence[Row]) -> list[str]:
             continue
         lengths = {run.training.iteration_last or 0 for row in task for run in row.good}
         sentence = _lowest_loss(ranked, lengths)
-        if len({row.trained_tokens for row in task} - {None}) > 1:
+        tokens = {run.tokens_until(run.training.iteration_last or 0) for row in task for run in row.good[:1]}
+        if len(tokens - {None}) > 1:
             sentence += ". The rows were trained on different numbers of tokens"
         sentences.append(sentence)
     labels = labels_of(rows)

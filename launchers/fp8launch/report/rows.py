@@ -131,15 +131,6 @@ class Row:
         return as_int(self.facts.get("world_size"))
 
     @property
-    def trained_tokens(self) -> float | None:
-        """The number of tokens that the first good run trained on, or None if its log does not say."""
-        for run in self.good:
-            batch = self.facts.get("global_batch_size")
-            if run.training.iteration_last and run.setup.seq_length and isinstance(batch, int | float):
-                return run.training.iteration_last * batch * run.setup.seq_length
-        return None
-
-    @property
     def nodes(self) -> int | None:
         return as_int(self.facts.get("nodes"))
 
@@ -201,10 +192,8 @@ class Row:
     @property
     def peak_tflops(self) -> float | None:
         """The peak to which MFU is relative."""
-        for run in self.good:
-            if run.speed.mfu_denominator:
-                return float(str(run.speed.mfu_denominator["peak_tflops"]))
-        return None
+        denominators = self.known(lambda run: run.speed.mfu_denominator)
+        return float(str(denominators[0]["peak_tflops"])) if denominators else None
 
     @property
     def mfu(self) -> Statistic | None:

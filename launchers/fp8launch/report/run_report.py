@@ -16,7 +16,7 @@ from fp8launch.logs import Failure, IterationTable
 from fp8launch.report.goodput import Goodput
 from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.machines import Machines
-from fp8launch.report.steady_state import RULE, SteadyState, ranges
+from fp8launch.report.steady_state import RULE, SteadyState, numbers_of, ranges
 
 Status = Literal["ok", "unhealthy", "incomplete", "failed", "no_data"]
 # Megatron's arguments that are part of the JSON report.
@@ -335,6 +335,18 @@ class RunReport:
         if self.speed.tokens_source == "logged" or not self.setup.seq_length:
             return lines.column("tokens_per_s_per_gpu")
         return self.setup.tokens_per_s_per_gpu(lines)
+
+    def tokens_until(self, iteration: int) -> int | None:
+        """Return the number of tokens in the iterations up to this one, or None if the log does not determine it.
+
+        The batch size may ramp up: each line's batch size applies to the iterations since the line before it.
+        """
+        lines, samples, before = self.steady_state.lines, 0.0, 0
+        for number, batch in zip(numbers_of(lines), lines.column("global_batch_size"), strict=True):
+            samples += batch * (min(number, iteration) - before)
+            before = min(number, iteration)
+        known = 0 < samples < math.inf and self.setup.seq_length
+        return int(samples) * known if known else None
 
     def as_json(self) -> dict[str, object]:
         """Return the flat fields of `parse --json`. Only failed runs have `failure`."""

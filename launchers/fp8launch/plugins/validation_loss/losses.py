@@ -124,8 +124,4 @@ def _at(place: _Place, row: Row, runs: _Evaluated) -> ValidationLoss:
     iteration, dataset = place
     ends = _ends(place, runs)
     loss = summary_over_seeds(ends) if all(math.isfinite(end.last) for end in ends) else None
-    batch, length = row.facts.get("global_batch_size"), row.facts.get("seq_length")
-    tokens = None
-    if isinstance(batch, int) and isinstance(length, int) and not row.facts.get("rampup_batch_size"):
-        tokens = iteration * batch * length
-    return ValidationLoss(iteration, tokens, loss, dataset)
+    return ValidationLoss(iteration, runs[0][0].tokens_until(iteration), loss, dataset)
