@@ -299,7 +299,7 @@ class Engine(ABC):
         """Return the attributes by which runs of other engines can be compared; None for all."""
         return None
 
-    def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def translate_overrides(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Translate overrides for recipes of Megatron-LM to recipes of this engine; None if that is impossible."""
         shared = all(key.startswith(("batch.", "parallel.", "env.")) for key in overrides)
         if not shared and not self.description.covers("megatron_lm"):

@@ -113,7 +113,7 @@ class Accelerate(MegatronLM):
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         return parser_defaults(DEFAULT)
 
-    def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def translate_overrides(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if any(key.startswith("megatron.") for key in overrides):
             return None
         return overrides

@@ -35,7 +35,7 @@ from fp8launch.plugins.bridge.index import BridgeRecipe, find, releases
 from fp8launch.plugins.bridge.injob.local_files import MOCK, TRAINING_FILE, has_tokenizer
 from fp8launch.plugins.bridge.section import bridge_of
 from fp8launch.plugins.bridge.settings import Setting, settings, size
-from fp8launch.plugins.bridge.spelling import spelled
+from fp8launch.plugins.bridge.translate_overrides import translate_overrides
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.untyped import as_int, as_mapping
@@ -204,8 +204,8 @@ class Bridge(Engine):
             attribute_places=attribute_places,
         )
 
-    def spelled(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        return spelled(overrides)
+    def translate_overrides(self, overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return translate_overrides(overrides)
 
     def defaults(self, args: EngineArguments) -> Mapping[str, Any]:
         # Megatron-LM's parser has the defaults of TransformerConfig and OptimizerConfig, as Bridge does.

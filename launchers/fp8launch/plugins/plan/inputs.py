@@ -165,6 +165,6 @@ def target_of(
         fixed[key] = value.strip()
 
     def writable(changed: Mapping[str, str]) -> bool:
-        return engine.spelled(changed) is not None
+        return engine.translate_overrides(changed) is not None
 
     return Target(resources.world_size, batch, device, known, fixed, writable, cluster)

@@ -145,9 +145,9 @@ def judged(
     layout: Layout, engine: Engine, source: RecipeSource, asked: Sequence[str], target: Target
 ) -> Planned | str | None:
     """Return the recipe with this layout, or why the rules refuse it; None if its step time is not predicted."""
-    spelled = engine.spelled(layout.change.overrides)
-    assert spelled is not None, layout.short  # the search left out what recipes of this engine have no field for
-    own = (f"{key}={value}" for key, value in spelled.items())
+    overrides = engine.translate_overrides(layout.change.overrides)
+    assert overrides is not None, layout.short  # the search left out what recipes of this engine have no field for
+    own = (f"{key}={value}" for key, value in overrides.items())
     words = tuple(dict.fromkeys((*asked, *own, f"batch.global={target.global_batch}")))
     run = _legal(source, words, target.cluster)
     if isinstance(run, str):

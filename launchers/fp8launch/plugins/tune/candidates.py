@@ -258,7 +258,7 @@ def _asked(base: Base, knobs: Sequence[Knob], run: ResolvedRun) -> Iterator[_Ask
         for option in knob.options(run):
             ways = []
             for overrides in (option.overrides, *option.instead):
-                way = base.prepared.engine.spelled(overrides)
+                way = base.prepared.engine.translate_overrides(overrides)
                 if way is not None:
                     ways.append(way)
             if ways:

@@ -1,4 +1,4 @@
-"""Settings of Megatron-LM's recipes as Bridge's configuration says them, release 0.6.0."""
+"""Translate overrides for recipes of Megatron-LM to fields of Bridge's configuration, release 0.6.0."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return overrides of a recipe for Megatron-LM as a recipe for Bridge has them; None where there is no such field.
+def translate_overrides(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the same overrides for a recipe of Bridge, or None if it has no field for one of them.
 
     Types of gradients are a field of `mixed_precision`, which lays it on `ddp` (training/mixed_precision.py, 0.6.0).
     """
@@ -38,7 +38,7 @@ def spelled(overrides: Mapping[str, Any]) -> dict[str, Any] | None:
     stages = parse_layout(str(overrides.get("megatron.pipeline_model_parallel_layout", "")))
     for key, value in overrides.items():
         if key == "parallel.sequence" and value == "auto":
-            # Of Bridge's recipe, unless it is said.
+            # Without an override, the value of Bridge's recipe would apply.
             found[key] = str(str(overrides.get("parallel.tp", "1")) != "1").lower()
         elif key == "parallel.vp" and stages:
             # Megatron-LM counts the virtual stages of a layout; Megatron-Core needs the number as well.
