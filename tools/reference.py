@@ -277,7 +277,7 @@ def _cell(text: str) -> str:
 
 def gpu_table() -> Iterator[str]:
     """Which precisions each GPU has, by the hardware rules of the check, and its memory and peaks."""
-    rules = [rule for rule in all_rules().values() if rule.find.__module__.endswith(".hardware")]
+    rules = [rule for rule in all_rules().values() if rule.scope == "hardware"]
     quantized = [name for name in precision_names() if name not in UNQUANTIZED]
     gpus = [gpu for gpu in GPUS.values() if gpu.name != "cpu"]
     yield "| GPU | " + " | ".join(quantized) + " |"

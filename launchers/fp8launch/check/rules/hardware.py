@@ -11,7 +11,6 @@ from fp8launch.hardware.quantization import QuantizationRecipe, quantization_rec
 from fp8launch.megatron.versions import Release
 
 _TE = "TransformerEngine pytorch/quantization.py"
-_PRECISION = ("fp8_recipe", "fp8", "fp4")
 LEAST_FP8 = (8, 9)
 
 
@@ -21,18 +20,6 @@ def _text(version: Release) -> str:
 
 def _capability(run: ResolvedRun) -> str:
     return f"{run.gpu.name} (compute capability {run.gpu.capability[0]}.{run.gpu.capability[1]})"
-
-
-@rule(
-    "fp8-needs-newer-gpu",
-    "error",
-    source="transformer_engine.quantization:_compute_fp8_support: 8.9 or higher",
-    scope="hardware",
-)
-def fp8_needs_newer_gpu(run: ResolvedRun) -> Iterator[Finding]:
-    if run.quantized and run.gpu.name != "cpu" and run.gpu.capability < LEAST_FP8:
-        message = f"{run.precision} needs compute capability 8.9 or higher, so it does not run on {_capability(run)}"
-        yield Finding(message, run.where(*_PRECISION), "use `precision: {recipe: bf16}`, or an H100 or newer")
 
 
 def _needs_gpu(recipe: QuantizationRecipe) -> None:
@@ -102,35 +89,3 @@ for _recipe in quantization_recipes().values():
     _needs_gpu(_recipe)
     _is_emulated(_recipe)
     _needs_cuda(_recipe)
-
-
-@rule(
-    "cuda-too-old",
-    "error",
-    source="TransformerEngine README: CUDA 12.8 for Blackwell, 12.1 for FP8 at all",
-    scope="hardware",
-)
-def cuda_too_old(run: ResolvedRun) -> Iterator[Finding]:
-    cuda = run.software.cuda
-    if cuda is None or run.gpu.name == "cpu" or not run.quantized:
-        return
-    least = (12, 8) if run.gpu.capability >= (10, 0) else (12, 1)
-    if cuda < least:
-        message = (
-            f"{run.precision} on {_capability(run)} needs CUDA {_text(least)} or newer, but the job uses {_text(cuda)}"
-        )
-        yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.cuda")
-
-
-@rule(
-    "te-too-old",
-    "error",
-    source="fp8_utils:get_fp8_recipe, arguments:validate_args",
-    says=r"--fp4-format requires Transformer Engine",
-    scope="hardware",
-)
-def te_too_old(run: ResolvedRun) -> Iterator[Finding]:
-    te, least = run.software.transformer_engine, run.quantization.least_te if run.quantization else None
-    if te is not None and least is not None and te < least:
-        message = f"{run.precision} needs Transformer Engine {_text(least)} or newer, but the job uses {_text(te)}"
-        yield Finding(message, run.where(*_PRECISION), "use a newer image, or correct software.transformer_engine")

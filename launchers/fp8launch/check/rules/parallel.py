@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from fp8launch.check.gemm_shapes import heads, heads_fit, sequence_parallel, widths
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, rule
-from fp8launch.megatron import model_arithmetic
 from fp8launch.megatron.model_arithmetic import (
     expert_tensor_size,
     layer_kinds,
     parse_layout,
+    query_groups,
     virtual_stages,
 )
 from fp8launch.wording import counted
@@ -51,16 +51,6 @@ def attention_heads(run: ResolvedRun) -> Iterator[Finding]:
     yield Finding(message, where, fix)
 
 
-@rule("query-groups", "error", source="run: shape error in the first forward pass; TE asserts the same")
-def query_groups(run: ResolvedRun) -> Iterator[Finding]:
-    if not run.on("group_query_attention") or not _ATTENTION & layer_kinds(run.arguments) or not heads_fit(run):
-        return
-    groups = model_arithmetic.query_groups(run.arguments)
-    if groups < 1 or heads(run) % groups:
-        message = f"{heads(run)} attention heads cannot share {groups} query groups evenly"
-        yield Finding(message, run.where("num_query_groups"), "make num_query_groups a divisor of num_attention_heads")
-
-
 @rule("expert-grid", "error", source="parallel_state:initialize_model_parallel, when process groups are made")
 def expert_grid(run: ResolvedRun) -> Iterator[Finding]:
     layout = run.layout
@@ -77,21 +67,6 @@ def expert_grid(run: ResolvedRun) -> Iterator[Finding]:
             f"use a multiple of {size} GPUs, or less expert parallelism (expert tensor parallelism is TP if not stated)"
         )
         yield Finding(message, run.where("expert_model_parallel_size", "expert_tensor_parallel_size"), fix)
-
-
-@rule("expert-data-parallel", "error", source="parallel_state:initialize_model_parallel, when process groups are made")
-def expert_data_parallel(run: ResolvedRun) -> Iterator[Finding]:
-    layout = run.layout
-    experts = expert_tensor_size(run.arguments) * layout.ep * layout.pp
-    if not run.on("use_tp_pp_dp_mapping") or layout.pp < 2 or experts < 1 or layout.world % experts:
-        return
-    if layout.world // experts != layout.dp:
-        message = (
-            f"use_tp_pp_dp_mapping with PP {layout.pp} needs the same data parallel size for attention and experts, "
-            f"but they are {layout.dp} and {layout.world // experts}"
-        )
-        fix = "remove use_tp_pp_dp_mapping, or choose expert parallelism so that ETP x EP equals TP x CP"
-        yield Finding(message, run.where("use_tp_pp_dp_mapping"), fix)
 
 
 @rule("optimizer-instances", "error", source="parallel_state:initialize_model_parallel, when process groups are made")
@@ -194,7 +169,7 @@ def context_parallel_heads(run: ResolvedRun) -> Iterator[Finding]:
     kinds = kind if isinstance(kind, list) else [kind]
     if layout.cp < 2 or "a2a" not in kinds or run.on("multi_latent_attention") or not heads(run):
         return
-    n, groups = heads(run) // layout.tp, max(1, model_arithmetic.query_groups(run.arguments) // layout.tp)
+    n, groups = heads(run) // layout.tp, max(1, query_groups(run.arguments) // layout.tp)
     if n % layout.cp or groups % layout.cp:
         message = (
             f"cp_comm_type a2a divides heads over CP {layout.cp}, but a rank has {n} query and {groups} key/value heads"

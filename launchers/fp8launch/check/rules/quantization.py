@@ -123,18 +123,6 @@ def tp_overlap_dimension(run: ResolvedRun) -> Iterator[Finding]:
         yield Finding(message, run.where("seq_length"), f"make batch.sequence a multiple of {step * run.layout.tp}")
 
 
-@rule(
-    "tp-overlap-recipe",
-    "error",
-    source=f"{_TE} common/comm_gemm_overlap/comm_gemm_overlap.cpp:225: per-tensor and MXFP8 only",
-)
-def tp_overlap_recipe(run: ResolvedRun) -> Iterator[Finding]:
-    recipe = run.quantization
-    if recipe and recipe.overlap_multiple is None and run.on("tp_comm_overlap") and run.layout.tp > 1:
-        message = f"tp_comm_overlap supports only per-tensor FP8 and mxfp8, not {run.precision}"
-        yield Finding(message, run.where("tp_comm_overlap"), "remove tp_comm_overlap, or use tensorwise or mxfp8")
-
-
 @rule("fp8-format-unusual", "warning", source="TransformerEngine common/recipe/__init__.py; Megatron-Bridge PR 638")
 def fp8_format_unusual(run: ResolvedRun) -> Iterator[Finding]:
     recipe = run.quantization

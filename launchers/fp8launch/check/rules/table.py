@@ -1,8 +1,8 @@
 """Rules that only compare settings: the rows of `table.yaml`, which explains how to write one.
 
 A condition is a Python expression, evaluated without builtins. Like pip's environment markers it consists of names and
-values: `tp > 1 and not swiglu`. A name is, in this order, one of `_FACTS`, a condition under `names:` in the table, an
-environment variable if it is in capitals, or an argument by Megatron's attribute name.
+values: `tp > 1 and not swiglu`. A name is, in this order, one of `_FACTS`, a condition or value under `names:` in the
+table, an environment variable if it is in capitals, or an argument by Megatron's attribute name.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import yaml
 
-from fp8launch.check.gemm_shapes import sequence_parallel
+from fp8launch.check.gemm_shapes import heads_fit, sequence_parallel
 from fp8launch.check.resolved_run import ResolvedRun
 from fp8launch.check.rule import Finding, Rule, register, rule
 from fp8launch.megatron.model_arithmetic import (
@@ -26,6 +27,7 @@ from fp8launch.megatron.model_arithmetic import (
     graph_modules,
     head_width,
     layer_kinds,
+    query_groups,
     recomputed_modules,
 )
 from fp8launch.wording import shortened
@@ -39,15 +41,9 @@ def _expandable_segments(run: ResolvedRun) -> str | None:
     return next((name for name in variables if "expandable_segments:True" in run.env.get(name, "")), None)
 
 
-def _context_parallel_types(run: ResolvedRun) -> frozenset[str]:
-    kinds: Any = run.value("cp_comm_type") or "p2p"
-    return frozenset([kinds] if isinstance(kinds, str) else kinds)
-
-
-def _load_balancing(run: ResolvedRun) -> list[str]:
-    """Return the types of load balancing; Megatron accepts one or several."""
-    kinds: Any = run.value("moe_router_load_balancing_type") or ()
-    return [kinds] if isinstance(kinds, str) else list(kinds)
+def _one_or_several(value: Any) -> frozenset[str]:
+    """Return the words of an argument that takes one word or a list."""
+    return frozenset([value] if isinstance(value, str) else value or ())
 
 
 def _resumes(run: ResolvedRun) -> bool:
@@ -64,35 +60,28 @@ def _has_auxiliary_loss(run: ResolvedRun) -> bool:
 
 # Names that are neither arguments nor variables. Versions are tuples: `te >= (2, 10)`.
 _FACTS: Mapping[str, Callable[[ResolvedRun], Any]] = {
-    "megatron": lambda run: run.megatron,
+    **{name: attrgetter(name) for name in ("megatron", "precision", "quantized", "fsdp", "uses_te")},
+    **{name: attrgetter(f"layout.{name}") for name in ("world", "tp", "pp", "vp", "cp", "dp", "ep", "global_batch")},
     "te": lambda run: run.software.transformer_engine,
     "cuda": lambda run: run.software.cuda,
     "torch": lambda run: run.software.pytorch,
     "gpu": lambda run: run.gpu.name,
     "capability": lambda run: run.gpu.capability,
     "gpus_per_node": lambda run: run.loaded.recipe.resources.gpus_per_node,
-    "world": lambda run: run.layout.world,
-    "tp": lambda run: run.layout.tp,
-    "pp": lambda run: run.layout.pp,
-    "vp": lambda run: run.layout.vp,
-    "cp": lambda run: run.layout.cp,
-    "dp": lambda run: run.layout.dp,
-    "ep": lambda run: run.layout.ep,
     "etp": lambda run: expert_tensor_size(run.arguments),
-    "global_batch": lambda run: run.layout.global_batch,
-    "precision": lambda run: run.precision,
-    "quantized": lambda run: run.quantized,
+    "least_te": lambda run: run.quantization.least_te if run.quantization else None,
+    "overlap_multiple": lambda run: run.quantization.overlap_multiple if run.quantization else 1,
     "gather_flags": lambda run: run.quantization.gather_flags if run.quantization else (),
-    "fsdp": lambda run: run.fsdp,
-    "uses_te": lambda run: run.uses_te,
     "linear_biases": lambda run: run.has_linear_biases,
     "splits_sequence": sequence_parallel,
+    "heads_fit": heads_fit,
+    "query_groups": lambda run: query_groups(run.arguments),
     "head_width": lambda run: head_width(run.arguments),
     "layer_kinds": lambda run: layer_kinds(run.arguments),
     "graph_modules": lambda run: graph_modules(run.arguments),
     "recomputed_modules": lambda run: recomputed_modules(run.arguments),
-    "cp_comm_types": _context_parallel_types,
-    "load_balancing": _load_balancing,
+    "cp_comm_types": lambda run: _one_or_several(run.value("cp_comm_type") or "p2p"),
+    "load_balancing": lambda run: _one_or_several(run.value("moe_router_load_balancing_type")),
     "auxiliary_loss": _has_auxiliary_loss,
     "expandable_segments": _expandable_segments,
     "script": lambda run: run.loaded.recipe.launch.script,
@@ -137,7 +126,7 @@ class Names(dict[str, Any]):
         if name in _FACTS:
             value = _FACTS[name](self.run)
         elif name in table().names:
-            value = self.satisfy(table().names[name])
+            value = self._value(table().names[name])
         elif name.isupper():
             value = self.run.env.get(name)
         else:
@@ -146,9 +135,12 @@ class Names(dict[str, Any]):
         return value
 
     def satisfy(self, condition: str) -> bool:
+        return bool(self._value(condition))
+
+    def _value(self, expression: str) -> Any:
         try:
             # The table is part of this package, like code: no recipe can put text here.
-            return bool(eval(_compiled(condition), {"__builtins__": {}}, self))
+            return eval(_compiled(expression), {"__builtins__": {}}, self)
         except TypeError:
             return False  # an unset value is neither above nor below a number, and contains nothing
 
