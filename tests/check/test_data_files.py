@@ -178,11 +178,11 @@ def test_the_table_has_every_flag_that_sounds_like_a_path(version: str) -> None:
         r"file|path|dir$|folder|model$|cfg|load|save|ckpt|checkpoint|json|yaml|trace|dump|snapshot|config|script"
     )
     texts = {f.name for f in load_schema(version).flags() if f.type == "str" and not f.choices}
-    assert {name for name in texts if sounds.search(name) and not NO_PATHS.fullmatch(name)} <= PATH_FLAGS.keys()
+    assert {name for name in texts if sounds.search(name) and not NO_PATHS.fullmatch(name)} <= set(PATH_FLAGS)
 
 
 def test_the_table_has_no_flag_that_no_version_knows() -> None:
-    assert PATH_FLAGS.keys() <= set().union(*(set(load_schema(v).names()) for v in supported_versions()))
+    assert set(PATH_FLAGS) <= set().union(*(set(load_schema(v).names()) for v in supported_versions()))
 
 
 def test_every_code_is_announced() -> None:

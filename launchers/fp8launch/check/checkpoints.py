@@ -12,13 +12,15 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths, entries, kind_of, local_path_in, out_of_reach
 from fp8launch.diagnostics import Problem, Severity, printable
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoint_owner import read_owner
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.path_flags import LOADED
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.megatron.versions import SUPPORTED, minor_of, release
 from fp8launch.recipe.load import LoadedRecipe
@@ -28,11 +30,6 @@ from fp8launch.rundir.registry import known_roots
 from fp8launch.rundir.run_dir import MANIFEST, run_folders
 from fp8launch.untyped import as_int, as_mapping
 
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
-
-# The flags that name a checkpoint from which a run starts.
-LOADED = ("load", "pretrained_checkpoint")
 # Flags that set an attribute with a different name.
 _FLAGS = {"layernorm_epsilon": "norm_epsilon"}
 CODES: Mapping[str, Severity] = {

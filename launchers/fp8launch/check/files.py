@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fp8launch.check import training_script
 from fp8launch.check.checkpoints import load_problems, owner_problems
@@ -32,17 +31,8 @@ from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import CHECKPOINTS, DATA, checkpoint_place, data_place
 from fp8launch.diagnostics import Problem, Severity
 from fp8launch.engines.base import EngineArguments
-from fp8launch.megatron.path_flags import PATH_FLAGS, path_flags
-
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
-
-# Other modules check blends, tokenizers and the checkpoints that a run starts from.
-OWN_RULES = {*path_flags("read", "prefix", "name"), "load", "pretrained_checkpoint"}
-READ_FILES = tuple(flag for flag in path_flags("read", "file") if flag not in OWN_RULES)
-READ_FOLDERS = tuple(flag for flag in path_flags("read", "folder") if flag not in OWN_RULES)
-WRITTEN_FOLDERS = tuple(path_flags("write", "folder"))
-WRITTEN_FILES = tuple(path_flags("write", "file", "prefix"))
+from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.path_flags import PATH_FLAGS, READ_FILES, READ_FOLDERS, WRITTEN_FILES, WRITTEN_FOLDERS
 
 _ERRORS = (
     "path-not-expanded", "path-relative", "path-not-mounted", "file-missing", "not-writable", "data-blend",
@@ -105,6 +95,7 @@ def _not_expanded(name: str, text: str, where: str | None) -> Problem:
 
 
 def _named_files(args: EngineArguments, paths: JobPaths) -> Iterator[Problem]:
+    """Check files and folders. Other modules check datasets, tokenizers and the checkpoints that a run starts from."""
     for flag, text in _paths_in(args, *READ_FILES, *READ_FOLDERS):
         wanted: Kind = "folder" if flag in READ_FOLDERS else "file"
         name = RECIPE_NAMES.get(flag, flag)

@@ -20,12 +20,12 @@ from fp8launch.cluster.images import image_folder
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import Problem, UserError
-from fp8launch.job.container import clean, covering, is_below, on_host, parse_mount, site_mounts
+from fp8launch.job.container import clean, covering, is_below, on_host, parse_mount, stated_mounts
 from fp8launch.job.job import Mount
-from fp8launch.megatron.path_flags import Access
 from fp8launch.recipe.load import LoadedRecipe
 
 Kind = Literal["file", "folder", "missing", "denied"]
+Access = Literal["read", "write"]
 # URLs for Megatron's object store readers. With a single slash, the text is a path.
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 # Names of these flags in recipes.
@@ -128,7 +128,7 @@ def job_paths(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | None = 
     runtime = runtime or cluster.runtime or "pyxis"
     if container.image is None or runtime == "none":
         return JobPaths(None, promised=loaded.promised)
-    texts = [*(text for text, _ in site_mounts(cluster)), *container.mounts]
+    texts = (text for text, _ in stated_mounts(loaded, cluster))
     mounts = (*_runtime_mounts(runtime, os.environ), *_parsed_mounts(texts))
     image = image_folder(container.image, cluster)
     return JobPaths(mounts, runtime, image, tuple(container.contains), loaded.promised)

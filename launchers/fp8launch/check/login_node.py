@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fp8launch import schedulers
 from fp8launch.check import checkpoint_space, checkpoints, files, pickled_state, run_root
@@ -25,17 +24,14 @@ from fp8launch.injob.ownership import foreign_owner
 from fp8launch.injob.rank.optional_packages import needs
 from fp8launch.injob.regular_files import open_regular
 from fp8launch.job.build_job import UNPLACED, plan
-from fp8launch.job.container import site_mounts
+from fp8launch.job.container import stated_mounts
 from fp8launch.job.job import Job
+from fp8launch.job.prepared import Prepared
 from fp8launch.job.reserved_env import missing_secrets
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.schedulers import probe_runtime
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.schedulers.environment import clean_environment
-
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
-
 
 # The codes of this layer. Errors from planning a job keep their own codes.
 CODES: Mapping[str, Severity] = {
@@ -175,9 +171,9 @@ def _image(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator
 def _mounts(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime) -> Iterator[Problem]:
     if loaded.recipe.container.image is None or runtime == "none":
         return
-    stated = [(text, where) for text, where in site_mounts(cluster) if where != CHECKPOINTS]
-    stated += [(m, loaded.where("container", "mounts", i)) for i, m in enumerate(loaded.recipe.container.mounts)]
-    for text, where in stated:
+    for text, where in stated_mounts(loaded, cluster):
+        if where == CHECKPOINTS:
+            continue  # `submit` creates it
         source = text.partition(":")[0]
         try:
             path = local_path(source, where)

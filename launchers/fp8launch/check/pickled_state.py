@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fp8launch.check.checkpoints import LOADED, last_arguments
+from fp8launch.check.checkpoints import last_arguments
 from fp8launch.check.job_paths import RECIPE_NAMES, JobPaths
 from fp8launch.check.resolved_run import installed_software
 from fp8launch.diagnostics import Problem, Severity
@@ -14,6 +14,7 @@ from fp8launch.injob.ownership import why_others_may_replace
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import UNPICKLE
 from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.path_flags import LOADED
 from fp8launch.megatron.versions import Release
 
 CODES: Mapping[str, Severity] = {"pickled-state": "error"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fp8launch.cluster.images import image_for, local_path
@@ -26,10 +26,7 @@ def plan_container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | No
         return None
     image = image_for(recipe.container.image, runtime, cluster, loaded.where("container", "image"), check)
     mounts, problems = [], []
-    stated = site_mounts(cluster)
-    for index, text in enumerate(recipe.container.mounts):
-        stated.append((text, loaded.where("container", "mounts", index)))
-    for text, where in stated:
+    for text, where in stated_mounts(loaded, cluster):
         # `submit` creates the folder for checkpoints, so it may be missing now.
         found = _mount(text, where, runtime, check and where != CHECKPOINTS)
         if isinstance(found, Problem):
@@ -42,9 +39,13 @@ def plan_container(loaded: LoadedRecipe, cluster: Cluster, runtime: Runtime | No
     return Container(runtime, image, tuple(mounts), gpus=recipe.resources.gpu != "cpu")
 
 
-def site_mounts(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return the mounts of all container jobs on a cluster as text, each with its place in the profile."""
-    return [*((text, "cluster profile: mounts") for text in cluster.mounts), *storage_mounts(cluster)]
+def stated_mounts(loaded: LoadedRecipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield the mounts of a job's container as text, the cluster's before the recipe's, and the place of each."""
+    for text in cluster.mounts:
+        yield text, "cluster profile: mounts"
+    yield from storage_mounts(cluster)
+    for index, text in enumerate(loaded.recipe.container.mounts):
+        yield text, loaded.where("container", "mounts", index)
 
 
 def _mount(text: str, where: str, runtime: Runtime, check: bool) -> Mount | Problem:
