@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from fp8launch import plugin_registry
 from fp8launch.check.checker import CheckResult, check_all
-from fp8launch.check.extra_layers import extra_layers, with_extra_layers
+from fp8launch.check.extra_layers import Bar, extra_layers, with_extra_layers
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import ANSWER_IS_NO, Problem, UserError, errors_in, problems_of
 from fp8launch.job.prepared import Prepared
@@ -16,9 +15,6 @@ from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.grid import Point
 from fp8launch.submit.recipe_kinds import Part, named
 from fp8launch.submit.submit import GridPoint
-
-# Creates a layer's progress bar, given its title and the number of steps.
-Bar = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8launch.check.before_submission import Bar
 from fp8launch.check.checker import CheckResult, check_all, schema_result
-from fp8launch.check.extra_layers import extra_layers, with_extra_layers
+from fp8launch.check.extra_layers import Bar, extra_layers, with_extra_layers
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.injob.ownership import foreign_owner

@@ -114,7 +114,10 @@ def check_all(
     divided = [_parts(run, site) for run in runs]
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(_ask_megatron, list(chain.from_iterable(divided)), say, layers)
-        inspected = [_inspect(run, site, shell, scheduler, layers) for run in runs]
+        if "machine" in layers:
+            inspected = [login_node.inspect_run(run, site, shell, scheduler) for run in runs]
+        else:
+            inspected = [Inspection()] * len(runs)
         looked = []
         for parts, inspection in zip(divided, inspected, strict=True):
             looked.append([_look(part, site, shell, inspection.runtime, layers) for part in parts])
@@ -151,18 +154,6 @@ def _ask_megatron(parts: Sequence[_Part], say: Callable[[str], None], layers: Co
     if "megatron" not in layers:
         return [Validation(NOT_ASKED)] * len(parts)
     return validate([part.run for part in parts], [part.paths for part in parts], say)
-
-
-def _inspect(
-    run: Prepared,
-    site: Cluster,
-    environment: Mapping[str, str],
-    scheduler: Scheduler | None,
-    layers: Collection[str],
-) -> Inspection:
-    if "machine" not in layers:
-        return Inspection()
-    return login_node.inspect_run(run, site, environment, scheduler)
 
 
 def _look(

@@ -7,11 +7,9 @@ the file system reports them as free space (Lustre and GPFS with project quotas 
 from __future__ import annotations
 
 import os
-from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fp8launch.check.job_paths import job_paths, kind_of, local_path_in, nearest_existing
 from fp8launch.check.resolved_run import ResolvedRun, resolve_run
@@ -19,11 +17,9 @@ from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import checkpoint_place
 from fp8launch.diagnostics import Problem, Severity, UserError
+from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.parameters import parameters
 from fp8launch.rundir.registry import run_root
-
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
 
 CODES: Mapping[str, Severity] = {"checkpoint-space": "error", "checkpoint-space-low": "warning"}
 GIB = 1024**3
@@ -38,7 +34,7 @@ def checkpoint_bytes(run: ResolvedRun) -> int | None:
     Measured with Megatron 0.19, with and without the distributed optimizer: actual checkpoints are at most 3 % larger
     if the model has at least a million parameters.
     """
-    values = ChainMap(dict(run.given), dict(run.defaults))
+    values = run.arguments
     model = parameters(values, run.layout.world)
     if model is None:
         return None

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fp8launch.check.job_paths import (
     JobPaths,
@@ -24,11 +23,9 @@ from fp8launch.datasets.index_format import BrokenIndex, Index, read_index
 from fp8launch.datasets.manifest import Manifest, read_manifest, size_differences, tokenizer_sha256
 from fp8launch.diagnostics import Problem, UserError, nearest
 from fp8launch.injob.regular_files import read_regular
+from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.model_arithmetic import padded_vocab_size, steps_of_run, whole
 from fp8launch.megatron.versions import release
-
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
 
 RELATIVE = "write an absolute path, or set the folder of your datasets in the cluster profile (storage.data)"
 SPLITS = ("train", "valid", "test")
@@ -196,7 +193,7 @@ def _check(blend: Blend, prepared: Prepared, paths: JobPaths) -> Iterator[Proble
             yield from _cache(dataset, prepared, paths)
             here = paths.here(dataset.prefix)
             if here is not None:
-                yield from _manifest(dataset.prefix, here, dataset.where, found, prepared, paths)
+                yield from _manifest(dataset, here, found, prepared, paths)
     if len(known) == len(blend.datasets) and blend.fractions[0] > 0:
         yield from _tokens(known, blend, prepared)
 
@@ -333,10 +330,9 @@ def _count(tokens: float) -> str:
     return f"{tokens:.0f}"
 
 
-def _manifest(
-    prefix: str, here: Path, where: str | None, index: Index, prepared: Prepared, paths: JobPaths
-) -> Iterator[Problem]:
+def _manifest(dataset: Dataset, here: Path, index: Index, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
     """Compare a dataset's manifest, written by `fp8launch data build`, with its files, the model and the tokenizer."""
+    prefix, where = dataset.prefix, dataset.where
     try:
         manifest = read_manifest(here)
     except (OSError, ValueError) as exc:
@@ -351,8 +347,8 @@ def _manifest(
         fix = f"run `fp8launch data inspect {prefix} --verify`; copy or build it again"
         yield Problem("error", "data-manifest", message, where, fix)
         return
-    yield from _vocabulary(prefix, where, manifest, prepared)
-    yield from _tokenizer(prefix, where, manifest, prepared, paths)
+    yield from _vocabulary(dataset, manifest, prepared)
+    yield from _tokenizer(dataset, manifest, prepared, paths)
 
 
 def _contradictions(here: Path, manifest: Manifest, index: Index) -> list[str]:
@@ -364,7 +360,7 @@ def _contradictions(here: Path, manifest: Manifest, index: Index) -> list[str]:
     return found
 
 
-def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Prepared) -> Iterator[Problem]:
+def _vocabulary(dataset: Dataset, manifest: Manifest, prepared: Prepared) -> Iterator[Problem]:
     """Find token ids beyond the embedding table. They trigger an assertion on the GPU as soon as a batch contains one.
 
     Without padded_vocab_size, Megatron uses the vocabulary size of its tokenizer. Only with NullTokenizer does it use
@@ -381,13 +377,11 @@ def _vocabulary(prefix: str, where: str | None, manifest: Manifest, prepared: Pr
     if embeddings is None or manifest.vocab_limit <= embeddings:
         return
     largest = manifest.vocab_limit - 1
-    message = f"data {prefix} may have token ids up to {largest}, but the model has {embeddings} embeddings"
-    yield Problem("error", "data-vocabulary", message, where, f"set model.vocab_size to {largest + 1} or more")
+    message = f"data {dataset.prefix} may have token ids up to {largest}, but the model has {embeddings} embeddings"
+    yield Problem("error", "data-vocabulary", message, dataset.where, f"set model.vocab_size to {largest + 1} or more")
 
 
-def _tokenizer(
-    prefix: str, where: str | None, manifest: Manifest, prepared: Prepared, paths: JobPaths
-) -> Iterator[Problem]:
+def _tokenizer(dataset: Dataset, manifest: Manifest, prepared: Prepared, paths: JobPaths) -> Iterator[Problem]:
     model = prepared.args.values.get("tokenizer_model")
     made_with = manifest.tokenizer
     here = paths.here(model)
@@ -400,6 +394,8 @@ def _tokenizer(
     except (OSError, ValueError):
         return
     if now != made_with.sha256:
-        message = f"data {prefix} was built with tokenizer {made_with.file}, but data.tokenizer.model is {model}"
+        message = (
+            f"data {dataset.prefix} was built with tokenizer {made_with.file}, but data.tokenizer.model is {model}"
+        )
         fix = "set the tokenizer with which the data was built, or build the data again"
-        yield Problem("error", "data-other-tokenizer", message, where, fix)
+        yield Problem("error", "data-other-tokenizer", message, dataset.where, fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fp8launch import plugin_registry
@@ -14,6 +15,8 @@ from fp8launch.job.prepared import Prepared
 
 # Given the number of steps, returns a context manager. Call the value it yields after each step.
 Progress = Callable[[int], AbstractContextManager[Callable[[], None]]]
+# Creates the progress bar of a layer, given its title and the number of steps.
+Bar = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 
 def no_progress(steps: int) -> AbstractContextManager[Callable[[], None]]:
@@ -74,12 +77,11 @@ def with_extra_layers(
     cluster: Cluster,
     asked: Mapping[str, bool | None],
     say: Callable[[str], None],
-    bar: Callable[[str, int], AbstractContextManager[Callable[[], None]]],
+    bar: Bar,
 ) -> list[CheckResult]:
     """Run the requested layers.
 
-    `asked` maps each option to the user's choice. For None, the cluster profile decides for each run. `bar` creates a
-    layer's progress bar, given its title and the number of steps.
+    `asked` maps each option to the user's choice. For None, the cluster profile decides for each run.
     """
     found = list(results)
     for option, layer in extra_layers().items():
@@ -90,12 +92,8 @@ def with_extra_layers(
         asked_by = (
             plugin_registry.option_of(option) if choice else f"cluster profile {cluster.name}: {layer.profile_field}"
         )
-
-        def progress(steps: int, title: str = layer.doing) -> AbstractContextManager[Callable[[], None]]:
-            return bar(title, steps)
-
         chosen = [runs[place] for place in places], [found[place] for place in places]
-        request = LayerRequest(*chosen, cluster, say, progress, asked_by)
+        request = LayerRequest(*chosen, cluster, say, partial(bar, layer.doing), asked_by)
         for place, result in zip(places, layer.run(request), strict=True):
             found[place] = result
     return found

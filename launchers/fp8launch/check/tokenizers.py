@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from fp8launch.check.job_paths import JobPaths, entries, is_remote, kind_of, missing_path, unexpanded
 from fp8launch.cluster.profile import Cluster
 from fp8launch.diagnostics import Problem
-
-if TYPE_CHECKING:
-    from fp8launch.job.prepared import Prepared
+from fp8launch.job.prepared import Prepared
 
 # Types that need a single file, which sentencepiece or tiktoken reads.
 FILE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
