@@ -16,7 +16,8 @@ from fp8launch.resources import pack_folder
 @json_option
 def clusters(as_json: bool) -> None:
     """List your cluster profiles and the examples to start from."""
-    rows = [*_profiles(cluster_files(), "yours"), *_profiles(_examples(), "example")]
+    examples = {path.stem: path for path in sorted(pack_folder("clusters").glob("*.yaml"))}
+    rows = [*_profiles(cluster_files(), "yours"), *_profiles(examples, "example")]
     if as_json:
         show_json([dict(zip(("name", "kind", "file", "description"), row, strict=True)) for row in rows])
     else:
@@ -25,10 +26,6 @@ def clusters(as_json: bool) -> None:
         if not cluster_files():
             eprint(f"To add a profile, copy an example to {config_folder()} and edit it.")
             eprint("Commands use the profile default.yaml unless --cluster names another.")
-
-
-def _examples() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(pack_folder("clusters").glob("*.yaml"))}
 
 
 def _profiles(files: dict[str, Path], kind: str) -> list[tuple[str, str, str, str]]:

@@ -74,8 +74,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 
 def _keys(incomplete: str) -> Iterator[str]:
-    from fp8launch.recipe.schema import recipe_class
-    from fp8launch.recipe.sections import Section
+    from fp8launch.recipe.schema import section_fields
 
     section = incomplete.partition(".")[0]
     if section in ("megatron", "model") and "." in incomplete:
@@ -84,16 +83,10 @@ def _keys(incomplete: str) -> Iterator[str]:
         for flag in load_schema(supported_versions()[-1]).flags():
             yield f"{section}.{flag.dest}"
         return
-    for name, field in recipe_class().model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            for key, part in field.annotation.model_fields.items():
-                yield f"{name}.{part.alias or key}"
-        elif name == "precision":
-            yield from ("precision.recipe", "precision.format", "precision.param_gather", "precision.bf16_layers")
-        elif name == "data":
-            yield from ("data.kind", "data.blend", "data.split", "data.tokenizer", "data.cache")
-        elif name in ("megatron", "megatron_extra", "model", "env"):
-            yield f"{name}."
+    for name, fields in section_fields().items():
+        yield from (f"{name}.{field}" for field in fields)
+    for name in ("megatron", "megatron_extra", "model", "env"):
+        yield f"{name}."
 
 
 def _items(names: Iterable[str], incomplete: str, files: bool = False) -> list[CompletionItem]:

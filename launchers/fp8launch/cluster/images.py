@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +66,9 @@ def image_for(name: str, runtime: str, cluster: Cluster, where: str, must_exist:
     bare = place.removeprefix("docker://")
     _refuse_password(bare, where)
     if "/" not in bare and ":" not in bare and "#" not in bare:
-        raise _unknown_image(name, [*known, *cluster.images], where)
+        names = [*known, *cluster.images]
+        fix = did_you_mean(name, names, f"known names: {', '.join(names)}")
+        raise error("unknown-image", f"container image '{name}' is not a known name, a URI or a file", where, fix)
     if runtime == "pyxis":
         return _for_enroot(bare)
     if runtime == "apptainer":
@@ -89,11 +90,6 @@ def _refuse_password(bare: str, where: str) -> None:
             "remove it; enroot reads ~/.config/enroot/.credentials, Apptainer the credentials of `apptainer registry "
             "login`",
         )
-
-
-def _unknown_image(name: str, known: Sequence[str], where: str) -> UserError:
-    fix = did_you_mean(name, known, f"known names: {', '.join(known)}")
-    return error("unknown-image", f"container image '{name}' is not a known name, a URI or a file", where, fix)
 
 
 def _for_enroot(uri: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fp8launch.recipe.load import LoadedRecipe, load_recipe
+from fp8launch.recipe.load import LoadedRecipe, load_recipe, pack_name
 from fp8launch.recipe.schema import Recipe, recipe_keys
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.resources import pack_folder
@@ -79,8 +79,7 @@ def pack_recipes(folder: str = "") -> list[Row]:
     files = top.glob("*.yaml")
     if folder:
         files = (top / folder).rglob("*.yaml")
-    rows = [_row(file, top) for file in files]
-    return sorted(rows, key=lambda row: (row.name.count("/"), row.recipe.resources.world_size, row.name))
+    return sorted(map(_row, files), key=lambda row: (row.name.count("/"), row.recipe.resources.world_size, row.name))
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,8 @@ def pack_parts() -> list[Part]:
     found = []
     for file in sorted(top.glob("*/*.yaml")):
         if file.parent.name != "studies":
-            found.append(Part(file.parent.name, _pack_name(file, top), _first_comment(file)))
+            found.append(Part(file.parent.name, pack_name(file), _first_comment(file)))
     return found
-
-
-def _pack_name(file: Path, top: Path) -> str:
-    return str(file.relative_to(top).with_suffix(""))
 
 
 def _first_comment(file: Path) -> str:
@@ -129,13 +124,13 @@ def places(loaded: LoadedRecipe) -> dict[str, str]:
     return dict(_places(loaded.tree, ""))
 
 
-def _row(file: Path, top: Path) -> Row:
+def _row(file: Path) -> Row:
     loaded = load_recipe(str(file))
     model = ""
     for path in loaded.files:
         if path.parent.name == "models":
             model = path.stem
-    return Row(_pack_name(file, top), model, loaded.recipe, study_points(loaded.recipe))
+    return Row(pack_name(file), model, loaded.recipe, study_points(loaded.recipe))
 
 
 def _lines(node: Node, depth: int) -> Iterator[str]:

@@ -151,7 +151,7 @@ def find_recipe(name: str) -> Path:
         return _names_of(name.partition(":")[0]).file
     here = [Path(name), Path(f"{name}.yaml")]
     pack = _in_pack(name)
-    written_as_path = _is_written_as_path(name)
+    written_as_path = name.startswith((".", "/", "~")) or name.endswith(RECIPE_SUFFIXES)
     candidates = [*pack, *here]
     if written_as_path:
         candidates = [*here, *pack]
@@ -191,11 +191,12 @@ def pack_names(*folders: str) -> list[str]:
         files += (top / folder).glob("*.yaml")
     if not folders:
         files += top.rglob("*.yaml")
-    return [str(file.relative_to(top).with_suffix("")) for file in files]
+    return list(map(pack_name, files))
 
 
-def _is_written_as_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith(RECIPE_SUFFIXES)
+def pack_name(file: Path) -> str:
+    """Return the name of a recipe or part of the pack."""
+    return str(file.relative_to(pack_folder("recipes")).with_suffix(""))
 
 
 def _in_pack(name: str) -> list[Path]:

@@ -43,6 +43,7 @@ from fp8launch.recipe.sections import (
     Survive,
     Train,
 )
+from fp8launch.recipe.validation_problems import fields_by_name
 
 # Sections with free keys, named by the user or Megatron. An axis may vary any of them.
 _FREE = ("model", "megatron", "megatron_extra", "env", "phases")
@@ -183,16 +184,13 @@ def _with_sections(sections: tuple[tuple[str, type[Section]], ...]) -> type[Reci
     return create_model("Recipe", __base__=Recipe, **fields)
 
 
-def _section_fields() -> dict[str, list[str]]:
+def section_fields() -> dict[str, list[str]]:
     """Return the field names of each section, as written in recipes."""
     sections: dict[str, type[Section]] = {"precision": Precision, "data": Data}
     for name, info in recipe_class().model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             sections[name] = info.annotation
-    fields = {}
-    for section, model in sections.items():
-        fields[section] = [info.alias or name for name, info in model.model_fields.items()]
-    return fields
+    return {section: list(fields_by_name(model)) for section, model in sections.items()}
 
 
 def _refuse_unknown_axis(key: str) -> None:
@@ -200,7 +198,7 @@ def _refuse_unknown_axis(key: str) -> None:
     section, field = key.split(".")[:2]
     if section in _FREE:
         return
-    fields = _section_fields()
+    fields = section_fields()
     if section not in fields:
         raise ValueError(f"axis {key}: '{section}' is not a section{_or(section, [*fields, *_FREE])}")
     if field not in fields[section]:

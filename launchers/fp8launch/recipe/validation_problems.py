@@ -50,7 +50,7 @@ def _problem(model: type[BaseModel], node: Node, path: Path, err: Any) -> Proble
     dotted = ".".join(map(str, path))
     kind, given, ctx = err["type"], err["input"], err.get("ctx", {})
     if kind == "extra_forbidden":
-        known = list(_fields(_model_at(model, path[:-1])))
+        known = list(fields_by_name(_model_at(model, path[:-1])))
         if "phases" in known:
             known = ["extends", *known]  # only for a whole recipe, whose parents are read before it is validated
         fix = did_you_mean(str(path[-1]), known, f"valid keys: {', '.join(known)}")
@@ -118,7 +118,7 @@ def _real_path(node: Node, loc: Path) -> Path:
 
 def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
     for step in path:
-        fields = _fields(model)
+        fields = fields_by_name(model)
         if str(step) not in fields:
             continue  # a name chosen by the user, such as a phase; the mapping's model applies
         below = _model_of(fields[str(step)].annotation)
@@ -139,7 +139,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+def fields_by_name(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of a model by their names in recipes."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 

@@ -90,13 +90,10 @@ def _float(value: float) -> str:
         return f'"{value}"'
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         return repr(value)
-    sign, digits, exponent = Decimal(repr(value)).as_tuple()
-    text = "".join(map(str, digits)).rstrip("0") or "0"
-    power = int(exponent) + len(digits) - 1
-    written = f"{text[0]}.{text[1:] or '0'}e{power:+d}"
-    if sign:
-        return f"-{written}"
-    return written
+    digits, _, power = format(Decimal(repr(value)).normalize(), "e").partition("e")
+    if "." not in digits:
+        digits += ".0"
+    return f"{digits}e{power}"
 
 
 def _quoted(text: str) -> str:
