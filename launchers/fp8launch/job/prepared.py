@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fp8launch.cluster.storage import data_place
 from fp8launch.diagnostics import Problem, UserError, error
 from fp8launch.engines import engine_of
 from fp8launch.engines.base import Engine, EngineArguments, Layout
 from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe, RecipeSource, load_recipe
-from fp8launch.recipe.phases import merge_phase_problems, phase_recipes
+from fp8launch.recipe.phases import PhaseRecipe, merge_phase_problems, phase_recipes
 from fp8launch.recipe.quoted_speed import as_quoted
 from fp8launch.recipe.stored_data import has_relative_data, with_data_below
 from fp8launch.recipe.write_yaml import write_yaml
@@ -22,13 +23,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Iterations `begin` + 1 to `end` of a training, and their settings."""
+class Phase(PhaseRecipe):
+    """A phase of a training, translated and laid out."""
 
-    name: str
-    begin: int
-    end: int
-    loaded: LoadedRecipe
     args: EngineArguments
     layout: Layout
 
@@ -87,8 +84,6 @@ def prepare(
 def prepare_loaded(loaded: LoadedRecipe, cluster: Cluster | None = None) -> Prepared:
     """Translate a loaded recipe as `prepare` does. Raises UserError with all problems."""
     if cluster is not None and has_relative_data(loaded):
-        from fp8launch.cluster.storage import data_place
-
         place = data_place(cluster)
         if place is not None:
             loaded = with_data_below(loaded, place)
@@ -110,7 +105,7 @@ def _phases_of(loaded: LoadedRecipe) -> tuple[Phase, ...]:
     for one in recipes:
         try:
             args = engine.translate(one.loaded)
-            found.append(Phase(one.name, one.begin, one.end, one.loaded, args, engine.layout(args, one.loaded)))
+            found.append(Phase(**vars(one), args=args, layout=engine.layout(args, one.loaded)))
         except UserError as exc:
             problems.append((one.name, exc.problems))
             code = max(code, exc.exit_code)

@@ -24,7 +24,7 @@ _SCRIPT_VARIABLES = {
     "MASTER_PORT",
 }  # fmt: skip
 # Wrong values would make every process rank 0, or wait for ranks that do not exist.
-_OF_A_RANK = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+OF_A_RANK = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 # Variables to which bash, up to 5.3, gives a value, a type or a special meaning. A test derives them from the installed
 # bash. Every shell treats OPTIND as a number: bash evaluates its value as an expression, and dash refuses to start.
 _BASH_VARIABLES = {
@@ -94,13 +94,11 @@ def _secret_values(node: Node, key: str = "") -> Iterator[Problem]:
         for child in node.value:
             yield from _secret_values(child, key)
     elif isinstance(node.value, str) and (kind := secret_in(node.value)):
-        yield _secret_problem(f"{key} contains {kind}", node.where, _EXPORT)
+        yield _secret_problem(f"{key} contains {kind}", node.where)
 
 
-_EXPORT = "remove it, export it as a variable in your shell, and list its name under `secrets:`"
-
-
-def _secret_problem(message: str, where: str, fix: str) -> Problem:
+def _secret_problem(message: str, where: str) -> Problem:
+    fix = "remove it, export it as a variable in your shell, and list its name under `secrets:`"
     return Problem("error", "secret-in-recipe", f"{message}, which would be written to files", where, fix)
 
 
@@ -117,14 +115,14 @@ def _secrets_of_profile(cluster: Cluster) -> Iterator[Problem]:
             # `setup` has shell lines. Variables that they assign are judged by name.
             found = [secret_in(str(text), assignments=name == "setup") for text in texts]
             for kind in filter(None, found):
-                yield _secret_problem(f"{place} contains {kind}", f"cluster profile: {place}", _EXPORT)
+                yield _secret_problem(f"{place} contains {kind}", f"cluster profile: {place}")
 
 
 def _owner_of(name: str) -> str | None:
     """Say which program sets or reads a variable, or return None if the name is free to use."""
     if name in _SCRIPT_VARIABLES:
         return "set by the batch script"
-    if name in _OF_A_RANK:
+    if name in OF_A_RANK:
         return "set for each rank when it starts"
     if name in _BASH_VARIABLES:
         return "bash's own"

@@ -15,7 +15,7 @@ from fp8launch.job.job import Job
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.sections import Rewind
-from fp8launch.schedulers.base import Capabilities, ContinueBy, Scheduler
+from fp8launch.schedulers.base import Capabilities, Scheduler
 from fp8launch.untyped import as_int
 
 # The shortest silence, in seconds, that counts as a hang by default.
@@ -41,6 +41,8 @@ def survival_text(
     recipe = loaded.recipe
     _refuse_unknown_causes(cluster.rules, "cluster profile: rules")
     _refuse_unknown_causes(recipe.survive.rules, loaded.where("survive", "rules"))
+    # As set in the profile, if the scheduler supports it.
+    ways, preferred = capabilities.continue_by, continue_by(cluster)
     plan: dict[str, Any] = {
         "format": 1,
         "checkpoint": job.survival.checkpoint,
@@ -52,7 +54,7 @@ def survival_text(
         "hang": hang_plan(recipe, args),
         "health": health_plan(recipe, args, job),
         "keep": recipe.checkpoint.keep,
-        "continue_by": _continue_by(cluster, capabilities),
+        "continue_by": preferred if preferred in ways else ways[0],
         "rules": _rules(cluster, recipe, capabilities),
         "owner": owner,
         "continues_another": recipe.continues_its_folder,
@@ -62,12 +64,6 @@ def survival_text(
     if capabilities.time_limits:
         plan["limit"] = int(recipe.resources.hours * 3600)
     return json.dumps(plan, indent=1) + "\n"
-
-
-def _continue_by(cluster: Cluster, capabilities: Capabilities) -> ContinueBy:
-    """Return how another attempt starts: as set in the profile, if the scheduler supports it."""
-    preferred = continue_by(cluster)
-    return next((way for way in capabilities.continue_by if way == preferred), capabilities.continue_by[0])
 
 
 def _rules(cluster: Cluster, recipe: Recipe, capabilities: Capabilities) -> dict[str, str]:

@@ -20,8 +20,9 @@ from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.rundir.registry import job_ids, newest_job
 from fp8launch.rundir.run_dir import RunFolder, write_atomically
 from fp8launch.schedulers.base import Capabilities, JobState, JobTimes, Scheduler, Submission
-from fp8launch.schedulers.slurm import pyxis, sbatch, slurm_cli, slurm_jobs
+from fp8launch.schedulers.slurm import preflight, pyxis, sbatch, slurm_cli, slurm_jobs
 from fp8launch.schedulers.slurm.batch_script import array_script, batch_script
+from fp8launch.schedulers.slurm.inventory import Site, read_site
 from fp8launch.schedulers.slurm.job_comment import text_in
 from fp8launch.schedulers.slurm.options import NEUTRAL, sbatch_options, site_comment
 from fp8launch.untyped import as_mapping
@@ -119,8 +120,6 @@ class SlurmScheduler(Scheduler):
         slurm_jobs.cancel_runs(runs)
 
     def problems(self, job: Job, loaded: LoadedRecipe, environment: Mapping[str, str]) -> Iterable[Problem]:
-        from fp8launch.schedulers.slurm import preflight
-
         try:
             sbatch_options(job)
         except UserError as refused:
@@ -128,13 +127,9 @@ class SlurmScheduler(Scheduler):
         return preflight.problems(job, loaded, environment)
 
     def problem_codes(self) -> Mapping[str, Severity]:
-        from fp8launch.schedulers.slurm import preflight
-
         return preflight.CODES
 
     def require(self) -> None:
-        from fp8launch.schedulers.slurm.inventory import read_site
-
         stated = os.environ.get("SLURM_CONF")
         if stated and not Path(stated).is_file():
             message = f"SLURM_CONF is {stated}, which is not a file"
@@ -152,20 +147,14 @@ class SlurmScheduler(Scheduler):
         return shutil.which("sbatch") is not None or bool(_SLURM_FIELDS & profile.model_fields_set)
 
     def has_no_cluster(self, environment: Mapping[str, str]) -> bool:
-        from fp8launch.schedulers.slurm.inventory import read_site
-
         if environment.get("SLURM_CONF") or not (shutil.which("sbatch") and shutil.which("scontrol")):
             return False
         return read_site(None) is None
 
     def answers(self, environment: Mapping[str, str]) -> bool:
-        from fp8launch.schedulers.slurm.inventory import Site, read_site
-
         return isinstance(read_site(environment.get("SLURM_CONF")), Site)
 
     def uses_other_hosts(self, environment: Mapping[str, str]) -> bool:
-        from fp8launch.schedulers.slurm.inventory import Site, read_site
-
         site = read_site(environment.get("SLURM_CONF"))
         if not isinstance(site, Site):
             return False
