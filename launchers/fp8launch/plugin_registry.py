@@ -187,7 +187,7 @@ def load(offer: Offer) -> Any:
     try:
         return load_target(target)
     except Exception as broken:
-        if _is_ours(offer.plugin):
+        if offer.plugin.name in ("core", *_BUILT_IN):
             raise
         message = f"the plugin {offer.plugin.name} is broken: {target}: {type(broken).__name__}: {broken}"
         fix = f"correct or remove it, or leave it out with {SELECTION}"
@@ -225,10 +225,6 @@ def load_target(target: Target) -> Any:
         return target
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _is_ours(plugin: Plugin) -> bool:
-    return plugin.name == "core" or plugin.name in _BUILT_IN
 
 
 @functools.cache

@@ -176,7 +176,8 @@ def architecture(args: Arguments) -> Architecture | None:
         kinds: tuple[str, ...] | None = tuple(hybrid.decoder)
         mtp_kinds = tuple(hybrid.mtp)
     else:
-        kinds = _transformer_layers(args, layers)
+        moe = expert_layers(args, layers)
+        kinds = None if moe is None else _transformer_kinds(moe)
         mtp_kinds = (kinds or ())[-1:]
     parts = "".join((*(kinds or ()), *mtp_kinds))
     experts = _experts(args)
@@ -216,15 +217,8 @@ def architecture(args: Arguments) -> Architecture | None:
     )
 
 
-def _transformer_layers(args: Arguments, layers: int) -> tuple[str, ...] | None:
-    moe = expert_layers(args, layers)
-    if moe is None:
-        return None
-    return _named(moe)
-
-
 @functools.lru_cache(maxsize=64)
-def _named(moe: tuple[bool, ...]) -> tuple[str, ...]:
+def _transformer_kinds(moe: tuple[bool, ...]) -> tuple[str, ...]:
     return tuple(EXPERT_LAYER if one else DENSE_LAYER for one in moe)
 
 

@@ -11,7 +11,7 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -273,24 +273,10 @@ def _default(entry: Mapping[str, Any]) -> Default:
 
 
 def _build(entry: Mapping[str, Any]) -> Flag:
-    options = tuple(entry["flags"])
-    action: Action = entry.get("action", "store")
-    value_type = None
-    if action == "store":
-        value_type = entry.get("type", "str")
-    choices = entry.get("choices")
-    if choices is not None:
-        choices = tuple(choices)
-    return Flag(
-        options=options,
-        dest=_dest(entry),
-        action=action,
-        type=value_type,
-        choices=choices,
-        nargs=entry.get("nargs"),
-        default=_default(entry),
-        required=entry.get("required", False),
-        hidden=entry.get("hidden", False),
-        deprecated=entry.get("deprecated", False),
-        needs=entry.get("needs"),
-    )
+    stated = {each.name: entry[each.name] for each in fields(Flag) if each.name in entry}
+    stated |= {"options": tuple(entry["flags"]), "dest": _dest(entry), "default": _default(entry)}
+    if entry.get("action", "store") == "store":
+        stated.setdefault("type", "str")
+    if entry.get("choices") is not None:
+        stated["choices"] = tuple(entry["choices"])
+    return Flag(**stated)

@@ -243,12 +243,12 @@ def _collect(
         found = schema.find(flag)
         if found:  # two names of one Megatron argument (--no-x and --disable-x) meet in its dest
             key = found.dest
+        setting = (name, value, path)
         if key in setter:
-            first_flag, first_value, first_path = setter[key]
-            if (first_flag, first_value) != (name, value):
-                problems.append(set_twice(loaded, (first_flag, first_value, first_path), (name, value, path)))
+            if setter[key][:2] != setting[:2]:
+                problems.append(set_twice(loaded, setter[key], setting))
             continue
-        setter[key] = (name, value, path)
+        setter[key] = setting
         values[name] = value
         places[name] = loaded.where(*path)
     return values, places, problems

@@ -26,33 +26,22 @@ def set_twice(loaded: LoadedRecipe, first: Setting, second: Setting) -> Problem:
 def incomplete_pairs(values: Mapping[str, FlagValue], places: Mapping[str, str]) -> Iterator[Problem]:
     """Report a format without a recipe, which silently means `delayed`, and the converse, which means bf16."""
     for kind, means in DEFAULT_RECIPE.items():
-        given, missing = f"{kind}_format", f"{kind}_recipe"
-        if given in values and missing not in values:
-            yield Problem(
-                "error",
-                "format-without-recipe",
-                f"{given} is set and {missing} is not, which Megatron reads as {means}",
-                places[given],
-                f"state {missing} as well, or use `precision: {{recipe: ..., format: ...}}`",
-            )
-        if missing in values and given not in values:
-            yield Problem(
-                "error",
-                "recipe-without-format",
-                f"{missing} is set and {given} is not: Megatron then trains in bf16",
-                places[missing],
-                f"state {given} as well, or use `precision: {{recipe: ..., format: ...}}`",
-            )
+        number_format, recipe = f"{kind}_format", f"{kind}_recipe"
+        pairs = (
+            ("format-without-recipe", number_format, recipe, f", which Megatron reads as {means}"),
+            ("recipe-without-format", recipe, number_format, ": Megatron then trains in bf16"),
+        )
+        for code, given, missing, effect in pairs:
+            if given in values and missing not in values:
+                message = f"{given} is set and {missing} is not{effect}"
+                fix = f"state {missing} as well, or use `precision: {{recipe: ..., format: ...}}`"
+                yield Problem("error", code, message, places[given], fix)
 
 
 def fp8_on_cpu(recipe: Recipe, values: Mapping[str, FlagValue], places: Mapping[str, str]) -> Iterator[Problem]:
     """Report FP8 flags for a CPU, which Megatron accepts and ignores."""
     for flag in (f"{kind}_format" for kind in DEFAULT_RECIPE):
         if recipe.resources.gpu == "cpu" and flag in values:
-            yield Problem(
-                "error",
-                "fp8-on-cpu",
-                f"{flag} is set and resources.gpu is cpu, where Megatron would silently train in bf16",
-                places[flag],
-                "use `precision: {recipe: bf16}` on CPUs, or name the GPU",
-            )
+            message = f"{flag} is set and resources.gpu is cpu, where Megatron would silently train in bf16"
+            fix = "use `precision: {recipe: bf16}` on CPUs, or name the GPU"
+            yield Problem("error", "fp8-on-cpu", message, places[flag], fix)
