@@ -14,13 +14,6 @@ from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.versions import Release
 from fp8launch.plugin_registry import offered
 
-# The dests of negative flags, if they differ from the names.
-_DESTS = {
-    "no_rope_fusion": "apply_rope_fusion",
-    "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
-    "no_masked_softmax_fusion": "masked_softmax_fusion",
-}
-
 
 @rule("not-in-entry", "error", source="fp8launch injob/rank/pretrain.py NOT_HERE", scope="megatron_lm")
 def not_in_entry(run: ResolvedRun) -> Iterator[Finding]:
@@ -55,13 +48,12 @@ def unchecked_flags(run: ResolvedRun) -> Iterator[Finding]:
 def cpu_flags(run: ResolvedRun) -> Iterator[Finding]:
     if run.gpu.name != "cpu":
         return
-    missing = []
-    for flag, value in cpu_process.FLAGS:
-        name = flag.removeprefix("--").replace("-", "_")
-        dest = _DESTS.get(name, name)
-        # A flag whose name differs from its attribute switches the attribute off.
-        if run.value(dest) != (dest == name and (value or True)):
-            missing.append(f"{name}: {value}" if value else name)
+    schema, missing = load_schema(run.args.version), []
+    for option, value in cpu_process.FLAGS:
+        flag = schema.find(option)
+        assert flag is not None, option
+        if run.value(flag.dest) != (value or flag.const):
+            missing.append(f"{flag.name}: {value}" if value else flag.name)
     if missing:
         message = f"a run on CPUs also needs these flags: {', '.join(missing)}"
         yield Finding(message, run.where("gpu"), "add hardware/cpu to `extends`, which sets all of them")

@@ -1,4 +1,4 @@
-"""Check quantization recipes against the GPU, CUDA and Transformer Engine of the job."""
+"""Check each quantization recipe against the GPU and the CUDA version of the job."""
 
 from __future__ import annotations
 

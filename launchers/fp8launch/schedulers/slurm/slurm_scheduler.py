@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fp8launch.cluster.profile import Cluster
+from fp8launch.cluster.profile import FOR_SCHEDULER, Cluster
 from fp8launch.cluster.runtimes import Runtime
 from fp8launch.diagnostics import MACHINE_LACKS, Problem, Severity, UserError, error
 from fp8launch.injob.slurm.job import is_impossible
@@ -30,8 +30,7 @@ from fp8launch.untyped import as_mapping
 _HERE = "`--backend local` trains on this machine"
 # Settings of a cluster profile for sbatch and srun only.
 _SLURM_FIELDS = {
-    "account", "partition", "qos", "reservation", "constraint", "nodelist", "exclude", "gpus", "gres_type", "segment",
-    "exclusive", "memory", "requeue", "continue_by", "arrays", "mpi", "options",
+    *FOR_SCHEDULER, "account", "partition", "nodelist", "exclude", "exclusive", "memory", "continue_by", "arrays",
 }  # fmt: skip
 
 
