@@ -40,6 +40,9 @@ def test_room_for_some_is_a_warning_and_keep_helps(tmp_path: Path) -> None:
     assert (problem.code, problem.severity) == ("checkpoint-space-low", "warning")
     assert f"the run writes {many}" in problem.message and "checkpoint.keep" in str(problem.fix)
     assert found(tmp_path, "tiny_cpu", *often, "checkpoint.keep=3") == []
+    assert found(tmp_path, "tiny_cpu", *often, f"megatron.exit_interval={many // 4}") == [], "it exits before"
+    samples = ("train.iterations=null", "train.warmup=null", f"megatron.train_samples={8 * many}")
+    assert found(tmp_path, "tiny_cpu", *often, *samples) == [problem]
     [still] = found(tmp_path, "tiny_cpu", *often, f"checkpoint.keep={many // 2 + many // 4}")
     assert still.code == "checkpoint-space-low" and "checkpoint.keep: " in still.message
 

@@ -18,6 +18,7 @@ from fp8launch.cluster.runtimes import Runtime
 from fp8launch.cluster.storage import checkpoint_place
 from fp8launch.diagnostics import Problem, Severity, UserError
 from fp8launch.job.prepared import Prepared
+from fp8launch.megatron.model_arithmetic import steps_of_run, whole
 from fp8launch.megatron.parameters import parameters
 from fp8launch.rundir.registry import run_root
 
@@ -96,10 +97,8 @@ def problems(prepared: Prepared, cluster: Cluster, runtime: Runtime | None = Non
 def _planned(prepared: Prepared) -> int:
     """Return the number of checkpoints that the run writes, including the last one."""
     stated = prepared.args.attributes
-    iterations, interval = stated.get("train_iters"), stated.get("save_interval")
-    if not isinstance(iterations, int) or not isinstance(interval, int) or interval < 1:
-        return 1
-    return -(-iterations // interval)
+    steps, interval = steps_of_run(stated, prepared.layout.global_batch), whole(stated, "save_interval")
+    return -(-steps // interval) if steps and interval else 1
 
 
 def _here(save: str, prepared: Prepared, cluster: Cluster, runtime: Runtime | None) -> Path | None:

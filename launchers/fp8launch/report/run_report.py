@@ -337,11 +337,9 @@ class RunReport:
         return self.setup.tokens_per_s_per_gpu(lines)
 
     def tokens_until(self, iteration: int) -> int | None:
-        """Return the number of tokens in the iterations up to this one, or None if the log does not determine it.
-
-        The batch size may ramp up: each line's batch size applies to the iterations since the line before it.
-        """
+        """Return the number of tokens in the iterations up to this one, or None if the log does not determine it."""
         lines, samples, before = self.steady_state.lines, 0.0, 0
+        # The batch size may ramp up: each line's batch size applies to the iterations since the line before it.
         for number, batch in zip(numbers_of(lines), lines.column("global_batch_size"), strict=True):
             samples += batch * (min(number, iteration) - before)
             before = min(number, iteration)
