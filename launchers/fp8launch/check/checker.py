@@ -70,15 +70,13 @@ class CheckResult:
         return not errors_in(self.problems)
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        return {
             "ok": self.ok,
             "problems": [p.as_json() for p in self.problems],
             "layers": dict(self.layers),
             "silenced": [s.as_json() for s in self.silenced],
+            **{name: report.as_json() for name, report in self.extra.items()},
         }
-        for name, report in self.extra.items():
-            found[name] = report.as_json()
-        return found
 
 
 def check(

@@ -157,11 +157,7 @@ def environment_lines(job: Job) -> list[str]:
         *array_lines("environment=", _pairs(job.environment)),
     ]
     lines += [f': "${{{name}:?fp8launch: the secret {name} did not reach the job}}"' for name in job.secrets]
-    return [*lines, *_phase_cases(job, _phase_environment)]
-
-
-def _phase_environment(phase: JobPhase) -> list[str]:
-    return array_lines("environment+=", _pairs(phase.environment)) if phase.environment else []
+    return [*lines, *_phase_cases(job, "environment+=", lambda phase: _pairs(phase.environment))]
 
 
 def _pairs(variables: Iterable[tuple[str, str]]) -> list[str]:
@@ -172,21 +168,17 @@ def argument_lines(job: Job, *more: str) -> list[str]:
     """Collect the arguments of the training, followed by the lines `more`."""
     lines = array_lines("megatron_args=", flag_lines(job.arguments))
     if job.phases:
-        lines += ["# Add the phase's own arguments.", *_phase_cases(job, _phase_arguments)]
+        cases = _phase_cases(job, "megatron_args+=", lambda phase: flag_lines(phase.arguments))
+        lines += ["# Add the phase's own arguments.", *cases]
     return [*lines, *more]
 
 
-def _phase_arguments(phase: JobPhase) -> list[str]:
-    lines = flag_lines(phase.arguments)
-    return array_lines("megatron_args+=", lines) if lines else []
-
-
-def _phase_cases(job: Job, lines_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
-    """Return a `case` statement with the lines of each phase, or nothing if no phase has any."""
+def _phase_cases(job: Job, assignment: str, words_of: Callable[[JobPhase], Sequence[str]]) -> list[str]:
+    """Return a `case` statement that adds the words of each phase to an array, or nothing if no phase has any."""
     cases: list[str] = []
     for phase in job.phases:
-        if own := lines_of(phase):
-            cases += [f"{quote(phase.name)})", *indented([*own, ";;"])]
+        if words := words_of(phase):
+            cases += [f"{quote(phase.name)})", *indented([*array_lines(assignment, words), ";;"])]
     if not cases:
         return []
     return ['case "$phase" in', *cases, "esac"]

@@ -73,13 +73,11 @@ def parameters(args: Arguments, world: int) -> Parameters | None:
         return None
     model, split, pipeline = divided
     total, active = whole_model(model)
-    per_stage = []
-    for stage in pipeline:
-        per_stage.append(parameter_count(stage_weights(model, split, stage)))
+    per_stage = tuple(parameter_count(stage_weights(model, split, stage)) for stage in pipeline)
     multiplied = active
     if not model.tied:
         multiplied -= model.vocab * model.hidden
-    return Parameters(total, active, multiplied, tuple(per_stage), model.vocab)
+    return Parameters(total, active, multiplied, per_stage, model.vocab)
 
 
 def whole_model(model: Architecture) -> tuple[int, int]:

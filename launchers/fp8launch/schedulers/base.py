@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from fp8launch.cluster.profile import Cluster
 from fp8launch.cluster.runtimes import Runtime
@@ -35,9 +35,7 @@ Status = Literal[
 # The code of a refusal because the user would exceed the site's limit of jobs.
 SUBMIT_LIMIT = "submit-limit"
 # `interrupted`: nothing of the run is left in the scheduler, and its training is not done.
-FINAL: frozenset[Status] = frozenset(
-    ("completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory", "interrupted")
-)
+FINAL: frozenset[Status] = frozenset(get_args(Status)) - {"pending", "running", "unknown"}
 
 # How the supervisor inside a job starts another attempt: `requeue` has the scheduler start the same job again,
 # `dependency` submits a job that waits for this one, `rerun` runs the job's script again in the same job.
