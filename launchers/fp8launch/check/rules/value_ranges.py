@@ -112,3 +112,27 @@ def rotary_odd_width(run: ResolvedRun) -> Iterator[Finding]:
         message = f"attention heads have {width} channels, but rotary embeddings need an even number"
         where = run.where(name, "num_attention_heads", "hidden_size")
         yield Finding(message, where, f"set {name} to {width - 1} or {width + 1}")
+
+
+@rule(
+    "warmup-too-long",
+    "error",
+    source=(
+        "optimizer_param_scheduler:OptimizerParamScheduler.__init__: lr_warmup_steps < lr_decay_steps, a bare assertion"
+    ),
+    scope="megatron_lm",
+)
+def warmup_too_long(run: ResolvedRun) -> Iterator[Finding]:
+    for unit in ("iters", "samples"):
+        length = run.integer(f"train_{unit}")
+        decay = run.integer(f"lr_decay_{unit}") or length
+        if not length or run.on("skip_train"):
+            continue
+        fraction = run.value("lr_warmup_fraction")
+        warmup: float = run.integer(f"lr_warmup_{unit}")
+        if isinstance(fraction, (int, float)):
+            warmup = fraction * decay
+        if warmup >= decay:
+            message = f"the warm-up of {warmup:g} {unit} does not end before the decay, which ends after {decay}"
+            names = ("lr_warmup_fraction", f"lr_warmup_{unit}", f"lr_decay_{unit}", f"train_{unit}")
+            yield Finding(message, run.where(*names), f"make the warm-up shorter than {decay} {unit}")
