@@ -103,7 +103,7 @@ def test_a_rule_for_a_cause_that_there_is_not_is_refused(tmp_path: Path) -> None
     prepared = prepare("tiny_cpu", ["checkpoint={dir: c, interval: 5}", "survive.rules={ncll: stop}"])
     job = plan_run(prepared, Cluster(), tmp_path / "run", SlurmScheduler())
     with pytest.raises(UserError, match="ncll") as refused:
-        survival_text(prepared.loaded, prepared.args, Cluster(), job, SlurmScheduler())
+        survival_text(prepared, Cluster(), job, SlurmScheduler())
     assert "nccl" in str(refused.value.problems[0].fix)
 
 

@@ -61,7 +61,7 @@ class Job:
         prepared = prepare("tiny_cpu", ["checkpoint={dir: ckpt, interval: 5}", "train.iterations=20", *choices])
         cluster = profile or Cluster()
         job = plan_run(prepared, cluster, self.run, SlurmScheduler())
-        text = survival_text(prepared.loaded, prepared.args, cluster, job, SlurmScheduler())
+        text = survival_text(prepared, cluster, job, SlurmScheduler())
         assert text
         (self.run / "survive.json").write_text(text)
 

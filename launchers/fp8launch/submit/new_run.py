@@ -108,7 +108,7 @@ def make_run(
     files = {name: text, "recipe.yaml": resolved_yaml(prepared)}
     manifest = {**_manifest(prepared, cluster, job, scheduler, origin), **entries}
     owner = {"run": folder.name, "recipe": recipe_digest(prepared), "created": manifest["created"]}
-    survival = survival_text(prepared.loaded, prepared.args, cluster, job, scheduler, owner)
+    survival = survival_text(prepared, cluster, job, scheduler, owner)
     if survival is not None:
         files[SURVIVE] = survival
     refuse_secrets({**files, MANIFEST: json.dumps(manifest)}, job.secrets)

@@ -12,7 +12,7 @@ from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.retry_policy import RULES
 from fp8launch.job.build_job import continue_by, stop_before
 from fp8launch.job.job import Job
-from fp8launch.recipe.load import LoadedRecipe
+from fp8launch.job.prepared import Prepared
 from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.sections import Rewind
 from fp8launch.schedulers.base import Capabilities, Scheduler
@@ -23,12 +23,7 @@ _HANG_AFTER = 1800
 
 
 def survival_text(
-    loaded: LoadedRecipe,
-    args: EngineArguments,
-    cluster: Cluster,
-    job: Job,
-    scheduler: Scheduler,
-    owner: Mapping[str, str] | None = None,
+    prepared: Prepared, cluster: Cluster, job: Job, scheduler: Scheduler, owner: Mapping[str, str] | None = None
 ) -> str | None:
     """Return the content of `survive.json`, or None if no further attempt is possible.
 
@@ -38,7 +33,7 @@ def survival_text(
     capabilities = scheduler.capabilities
     if job.survival is None or not capabilities.resumes:
         return None
-    recipe = loaded.recipe
+    loaded, args, recipe = prepared.loaded, prepared.args, prepared.loaded.recipe
     _refuse_unknown_causes(cluster.rules, "cluster profile: rules")
     _refuse_unknown_causes(recipe.survive.rules, loaded.where("survive", "rules"))
     # As set in the profile, if the scheduler supports it.
