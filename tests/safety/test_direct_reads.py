@@ -51,7 +51,6 @@ EXCEPTIONS = {
     "plugins/convert/engine.py:architectures": OWN_DATA,
     "injob/rank/": JOB,
     "injob/regular_files.py:open_regular": "this is the function to use",
-    "injob/supervisor/attempt_log.py:_mapping": OWN_RUN,
     "injob/supervisor/failure_patterns.py:_read_table": OWN_DATA,
     "injob/supervisor/health_watch.py:HealthWatch.look": OWN_RUN,
     "injob/supervisor/run_records.py:recorded_roots": OWN_STATE,

@@ -19,13 +19,13 @@ from fp8launch.diagnostics import Problem, Severity, printable
 from fp8launch.engines.base import EngineArguments
 from fp8launch.injob.supervisor.checkpoint_owner import read_owner
 from fp8launch.injob.supervisor.checkpoints import CONVERSION_RECORD, TRACKER, read_tracker, whole_number
+from fp8launch.injob.supervisor.run_records import json_mapping
 from fp8launch.job.prepared import Prepared
 from fp8launch.megatron.path_flags import LOADED
 from fp8launch.megatron.schema import parser_defaults
 from fp8launch.megatron.versions import SUPPORTED, minor_of, release
 from fp8launch.recipe.load import LoadedRecipe
 from fp8launch.recipe.sections import Rewind, Survive
-from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.rundir.registry import known_roots
 from fp8launch.rundir.run_dir import MANIFEST, run_folders
 from fp8launch.untyped import as_int, as_mapping

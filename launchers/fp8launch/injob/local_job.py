@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -17,9 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor.job_scheduler import JobScheduler, Training
-from fp8launch.injob.supervisor.run_records import MANIFEST, new_submission, now, start_of, write_json
+from fp8launch.injob.supervisor.run_records import MANIFEST, new_submission, now, read_json, start_of, write_json
 
 LOCAL_RUN = "FP8LAUNCH_LOCAL_RUN"  # the run folder, for the processes of a run on this machine
 LOCAL_KEY = "FP8LAUNCH_SUBMISSION"  # the key of the submission, for the same processes
@@ -28,7 +26,6 @@ START = "FP8LAUNCH_START"  # counts the starts of a run's script, each of which 
 _OF_THE_SCRIPT = (START, "FP8LAUNCH_STOP_AT", LOCAL_KEY, LOCAL_RUN)
 LAUNCHER = b"/rank/node.py"
 AGENT = "FP8LAUNCH_AGENT"  # rank/rank_watch.py: set below node.py
-_LARGEST_JSON = 64 << 20
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL on this machine; Slurm's default KillWait
 
 
@@ -84,7 +81,7 @@ class LocalJob(JobScheduler):
 
 def _start_waiting(folder: Path) -> None:
     """Start a run's first job, recorded in its manifest as `fp8launch submit` records jobs."""
-    manifest = json.loads(read_regular(folder / MANIFEST, _LARGEST_JSON))
+    manifest = read_json(folder / MANIFEST)
     if manifest["jobs"]:
         return
     submission = new_submission(f"{folder.name}.s0-{os.getpid()}")

@@ -1,4 +1,6 @@
-"""Open files that other users may have written. Only regular files are opened, and reads have a size limit.
+"""Read files that other users may have written, and replace files.
+
+Only regular files are opened, and reads have a size limit.
 
 Opening a pipe without a writer blocks forever, a device never ends, and a sparse file of terabytes costs its owner
 nothing. `tests/safety/test_direct_reads.py` finds code that opens files in any other way.
@@ -6,6 +8,7 @@ nothing. `tests/safety/test_direct_reads.py` finds code that opens files in any 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -53,3 +56,16 @@ def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:
         size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
         raise ValueError(f"it is larger than {size}")
     return raw
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file, whole or not at all: a job may be killed at any moment. Links are not followed."""
+    new = file.with_name(f".{file.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()  # a killed job left it, or it is a link to another place
+    # Independent of the umask: records decide which jobs are cancelled, so nobody else may write to them.
+    with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.replace(file)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import signal
@@ -13,15 +12,9 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from fp8launch.injob.regular_files import read_regular
-from fp8launch.injob.supervisor.log_lines import bounded_int
-from fp8launch.untyped import as_mapping
-
-MAX_JSON = 64 << 20
 # Some shared file systems do not support locks, or not across the network.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -75,23 +68,6 @@ def make_folders(path: Path) -> None:
                 folder.mkdir(mode=0o755)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-
-
-def read_json(file: Path) -> Any:
-    """Read a JSON file. Raises OSError, or ValueError for content that fp8launch never writes."""
-    raw = read_regular(file, MAX_JSON)
-    try:
-        return json.loads(raw.decode("utf-8"), parse_int=bounded_int)
-    except RecursionError:
-        raise ValueError("its contents are nested too deeply") from None
-
-
-def json_mapping(file: Path) -> Mapping[str, Any]:
-    """Read a mapping from a JSON file. It is empty if the file does not exist or contains anything else."""
-    try:
-        return as_mapping(read_json(file))
-    except (OSError, ValueError):
-        return {}
 
 
 def is_own_file(file: Path) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
 from fp8launch.injob.supervisor.health_rules import SLOW_NODE
+from fp8launch.injob.supervisor.run_records import read_json
 from fp8launch.injob.supervisor.slow_node import SlowNode
-from fp8launch.rundir.atomic_io import read_json
 from fp8launch.rundir.run_dir import RunFolder, is_job_id, write_atomically
 from fp8launch.untyped import as_int, as_mapping
 from fp8launch.wording import counted

@@ -26,12 +26,11 @@ from fp8launch import plugin_registry
 from fp8launch.diagnostics import error
 from fp8launch.injob.ownership import take_write_permission, why_not_own
 from fp8launch.injob.regular_files import read_regular
-from fp8launch.injob.supervisor.run_records import MANIFEST
+from fp8launch.injob.supervisor.run_records import MANIFEST, read_json
 from fp8launch.resources import in_job_folder
 from fp8launch.rundir.atomic_io import (
     is_own_file,
     make_folders,
-    read_json,
     sync_folder,
     write_atomically,
 )

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8launch.diagnostics import error
-from fp8launch.rundir.atomic_io import Busy, held, make_folders, read_json
+from fp8launch.injob.supervisor.run_records import read_json
+from fp8launch.rundir.atomic_io import Busy, held, make_folders
 from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, marked, write_atomically
 from fp8launch.rundir.trust import why_not_own_run
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
-from fp8launch.rundir.atomic_io import read_json, uninterrupted
+from fp8launch.injob.supervisor.run_records import read_json
+from fp8launch.rundir.atomic_io import uninterrupted
 from fp8launch.rundir.attempts import (
     CANCELLED,
     SURVIVE,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import platform
@@ -22,10 +21,11 @@ if __name__ == "__main__":
     # Started by its path: imports go by the package's full names, never by bare names in this folder.
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
+from fp8launch.injob.regular_files import write_whole
 from fp8launch.injob.slurm.commands import slurm
 from fp8launch.injob.supervisor.failures import ending_of_attempt
 from fp8launch.injob.supervisor.log_lines import say, tail
-from fp8launch.injob.supervisor.run_records import MANIFEST, record_root, recorded_roots, roots_file
+from fp8launch.injob.supervisor.run_records import MANIFEST, now, record_root, recorded_roots, roots_file
 
 # Other users may read the manifest. Rendered scripts hold no secrets, but scripts are edited by hand.
 _SECRET_NAME = re.compile(r"(token|secret|password|passwd|credentials?|_key|apikey)s?$", re.IGNORECASE)
@@ -43,7 +43,7 @@ def record(folder: Path, attempt: Path, facts: argparse.Namespace, arguments: li
     job_id = attempt.name.rpartition("-")[0]
     job = _job_in_slurm(job_id)
     _link_batch_output(folder / "logs" / f"slurm-{job_id}.out")
-    _write_new(folder / MANIFEST, json.dumps(_manifest(folder.name, job_id, job, facts, arguments), indent=2) + "\n")
+    write_whole(folder / MANIFEST, json.dumps(_manifest(folder.name, job_id, job, facts, arguments), indent=2) + "\n")
     # The training needs neither: a home folder may be read-only on compute nodes, and Slurm may be busy.
     with contextlib.suppress(OSError, RuntimeError):
         _remember(folder.parent)
@@ -76,7 +76,7 @@ def _label(job_id: str, run_id: str, comment: str) -> None:
 def _manifest(
     run_id: str, job_id: str, job: dict[str, str] | None, facts: argparse.Namespace, arguments: list[str]
 ) -> dict[str, Any]:
-    now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+    created = now()
     nodes, world = _size(facts)
     image = {"image": facts.image} if facts.image else None
     slurm_version = None
@@ -86,11 +86,11 @@ def _manifest(
         "format": 1,
         "run_id": run_id,
         "name": facts.name,
-        "created": now,
+        "created": created,
         "started_by": "sbatch",
         "backend": "sbatch",
         "host": None,
-        "jobs": [{"id": job_id, "submitted": now}],
+        "jobs": [{"id": job_id, "submitted": created}],
         "command": _command(job, facts, arguments),
         "recipe": {
             "name": facts.name,
@@ -157,18 +157,6 @@ def _link_batch_output(name: Path) -> None:
         source = os.readlink(str(_STDERR))  # noqa: PTH115 (Path.readlink is newer than Python 3.7)
         if _STDERR.is_file() and os.path.samestat(os.lstat(source), os.fstat(2)):
             os.link(source, str(name))
-
-
-def _write_new(file: Path, text: str) -> None:
-    """Write a new file, whole or not at all. Links are not followed."""
-    new = file.with_name(f".{file.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()  # an earlier start of this job was killed here
-    with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(file)
 
 
 def _remember(root: Path) -> None:

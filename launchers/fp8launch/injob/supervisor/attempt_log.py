@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fp8launch.injob.supervisor import checkpoints, job_scheduler, retry_policy
-from fp8launch.injob.supervisor.run_records import write_json
+from fp8launch.injob.supervisor.run_records import read_json, write_json
 
 PLAN = "survive.json"
 ATTEMPTS = "attempts.json"
@@ -24,9 +23,8 @@ def _new() -> dict[str, Any]:
 
 def _mapping(file: Path) -> dict[str, Any]:
     """Return the JSON mapping in a file. Raises OSError, and ValueError for anything else in it."""
-    text = file.read_text()
     try:
-        found = json.loads(text)
+        found = read_json(file)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fp8launch.injob.regular_files import NotRegular, open_regular, read_regular
+from fp8launch.injob.regular_files import NotRegular, open_regular, read_regular, write_whole
 
 TRACKER = "latest_checkpointed_iteration.txt"
 # A conversion (the plugin `convert`) writes this into its output last.
@@ -325,15 +325,8 @@ def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
 
 
 def point_at(folder: Path, iteration: int) -> None:
-    """Write the tracker, whole or not at all."""
-    new = folder / f".{TRACKER}.new"
-    with contextlib.suppress(FileNotFoundError):  # a killed supervisor left it, or it is a link to another place
-        new.unlink()
-    with new.open("x") as file:
-        file.write(str(iteration))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / TRACKER)
+    """Make the tracker name an iteration."""
+    write_whole(folder / TRACKER, str(iteration))
 
 
 def prune(folder: Path, keep: int) -> list[int]:

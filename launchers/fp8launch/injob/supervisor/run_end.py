@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN, batch_output
 from fp8launch.injob.supervisor.log_lines import tail
-from fp8launch.injob.supervisor.run_records import MANIFEST
+from fp8launch.injob.supervisor.run_records import MANIFEST, json_mapping
 from fp8launch.injob.supervisor.supervisor import CANCELLED
 
 # The status of a shell that SIGTERM ended. In its EXIT trap, bash shows the status of the last command instead: 0.
 _TERMINATED = (0, 143)
-_LARGEST_JSON = 16 << 20
 # What Slurm writes into the script's output before it ends the script; output of a requeued job is appended.
 _SLURM_ENDS = re.compile(r"\*\*\* JOB \S{1,60} ON \S{1,255} CANCELLED AT \S{1,40}(.{0,80}?)\*\*\*")
 
@@ -63,12 +59,3 @@ def _end_of_supervised(folder: Path, attempt: str, status: int) -> End | None:
     if closed and not state.get("waiting") and status not in _TERMINATED:
         return End(attempt, "failed", f"exit status {status}")
     return None
-
-
-def json_mapping(file: Path) -> dict[str, Any]:
-    """Read a mapping from a JSON file. It is empty if the file does not exist or contains anything else."""
-    try:
-        found = json.loads(read_regular(file, _LARGEST_JSON).decode())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

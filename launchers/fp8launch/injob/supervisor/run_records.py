@@ -8,7 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fp8launch.injob.regular_files import read_regular, write_whole
+from fp8launch.injob.supervisor.log_lines import bounded_int
+
 MANIFEST = "manifest.json"
+_LARGEST_JSON = 64 << 20
 
 
 def roots_file() -> Path:
@@ -57,12 +61,24 @@ def start_of(pid: int) -> str:
     return fields[19]
 
 
+def read_json(file: Path) -> Any:
+    """Read a JSON file. Raises OSError, or ValueError for content that fp8launch never writes."""
+    raw = read_regular(file, _LARGEST_JSON)
+    try:
+        return json.loads(raw.decode("utf-8"), parse_int=bounded_int)
+    except RecursionError:
+        raise ValueError("its contents are nested too deeply") from None
+
+
+def json_mapping(file: Path) -> dict[str, Any]:
+    """Read a mapping from a JSON file. It is empty if the file does not exist or contains anything else."""
+    try:
+        found = read_json(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file, whole or not at all: a job may be killed at any moment."""
-    new = file.with_name(f".{file.name}.new")
-    # Independent of the umask: the records decide which jobs are cancelled, so nobody else may write to them.
-    with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as stream:
-        json.dump(content, stream, indent=2)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(file)
+    """Write a JSON file, whole or not at all."""
+    write_whole(file, json.dumps(content, indent=2))

@@ -14,11 +14,11 @@ from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.regular_files import read_regular
 from fp8launch.injob.supervisor import checkpoints
 from fp8launch.injob.supervisor.checkpoint_owner import why_not_trusted
+from fp8launch.injob.supervisor.run_records import json_mapping
 from fp8launch.plugins.convert.section import ConvertDirection, ConvertDtype
 from fp8launch.recipe.load import RecipeSource
 from fp8launch.recipe.write_yaml import write_yaml
 from fp8launch.recipe.yaml_source import MAX_BYTES, parse_yaml
-from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.rundir.attempts import SURVIVE
 from fp8launch.rundir.run_dir import RunFolder, run_folders
 from fp8launch.rundir.trust import why_not_own_run

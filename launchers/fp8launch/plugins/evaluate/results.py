@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8launch.injob.supervisor.run_records import json_mapping
 from fp8launch.logs import ParsedLog
 from fp8launch.plugins.evaluate.injob.folders import EVALUATIONS
 from fp8launch.report.columns import NONE, Column
 from fp8launch.report.rows import Row
 from fp8launch.report.run_report import ReportField
-from fp8launch.rundir.atomic_io import is_own_file, json_mapping
+from fp8launch.rundir.atomic_io import is_own_file
 from fp8launch.untyped import as_int, as_mapping
 
 FIELD = "evaluations"

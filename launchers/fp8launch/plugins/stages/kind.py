@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fp8launch.injob.supervisor.run_records import json_mapping
 from fp8launch.job.job import Job
 from fp8launch.job.script import host_python
 from fp8launch.plugins.stages.chain import position, resume
 from fp8launch.plugins.stages.injob.next_stage import STUDY, next_run
 from fp8launch.plugins.stages.linked import prepare
-from fp8launch.rundir.atomic_io import json_mapping
 from fp8launch.schedulers.base import Scheduler
 from fp8launch.submit.recipe_kinds import RecipeKind
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fp8launch.diagnostics import error
+from fp8launch.injob.supervisor.run_records import read_json
 from fp8launch.plugins.tune.candidates import Refused
 from fp8launch.plugins.tune.state import Candidate, Limits, Outcome, Start, State, Trial, Variant
-from fp8launch.rundir.atomic_io import make_folders, read_json, write_atomically
+from fp8launch.rundir.atomic_io import make_folders, write_atomically
 from fp8launch.rundir.study import SEARCH, StudyFolder
 
 

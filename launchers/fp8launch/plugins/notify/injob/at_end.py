@@ -26,8 +26,8 @@ from fp8launch.injob.supervisor.failures import Failure, ending_of_attempt
 from fp8launch.injob.supervisor.health_rules import HealthLimits, HealthProblem, errors_of, problems_of
 from fp8launch.injob.supervisor.health_watch import series_of, values_of
 from fp8launch.injob.supervisor.log_lines import say, tail
-from fp8launch.injob.supervisor.run_end import End, end_of, json_mapping
-from fp8launch.injob.supervisor.run_records import MANIFEST
+from fp8launch.injob.supervisor.run_end import End, end_of
+from fp8launch.injob.supervisor.run_records import MANIFEST, json_mapping
 from fp8launch.plugins.notify.injob.sent import claim, record_of
 from fp8launch.plugins.notify.injob.webhook import ADDRESS, post
 

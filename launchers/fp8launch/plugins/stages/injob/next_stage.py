@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 from fp8launch.injob.supervisor import job_scheduler
 from fp8launch.injob.supervisor.log_lines import say
-from fp8launch.injob.supervisor.run_end import end_of, json_mapping
-from fp8launch.injob.supervisor.run_records import MANIFEST
+from fp8launch.injob.supervisor.run_end import end_of
+from fp8launch.injob.supervisor.run_records import MANIFEST, json_mapping
 
 STUDY = "study.json"
 
