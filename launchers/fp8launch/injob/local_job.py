@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from fp8launch.injob.supervisor import run_records
 from fp8launch.injob.supervisor.job_scheduler import JobScheduler, Training
-from fp8launch.injob.supervisor.run_records import MANIFEST, new_submission, now, read_json, start_of, write_json
 
 LOCAL_RUN = "FP8LAUNCH_LOCAL_RUN"  # the run folder, for the processes of a run on this machine
 LOCAL_KEY = "FP8LAUNCH_SUBMISSION"  # the key of the submission, for the same processes
@@ -39,7 +39,7 @@ class LocalProcesses(Training):
         """torchrun's process, without its wrappers (a container runtime, a script), whose command lines contain it,
         too."""
         found = set(filter(_runs_launcher, processes_with(LOCAL_RUN, self.run)))
-        return found - set(map(_parent, found))
+        return found - set(map(run_records.parent_of, found))
 
     @property
     def all(self) -> set[int]:
@@ -81,16 +81,17 @@ class LocalJob(JobScheduler):
 
 def _start_waiting(folder: Path) -> None:
     """Start a run's first job, recorded in its manifest as `fp8launch submit` records jobs."""
-    manifest = read_json(folder / MANIFEST)
+    file = folder / run_records.MANIFEST
+    manifest = run_records.read_json(file)
     if manifest["jobs"]:
         return
-    submission = new_submission(f"{folder.name}.s0-{os.getpid()}")
-    write_json(folder / MANIFEST, {**manifest, "submission": {**submission, "reported": True}})
+    submission = run_records.new_submission(f"{folder.name}.s0-{os.getpid()}")
+    run_records.write_json(file, {**manifest, "submission": {**submission, "reported": True}})
     environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_SCRIPT}
     pid = start_script(folder, folder / "job.sh", submission["key"], 0, environment)
-    manifest["jobs"] = [{"id": f"{pid}:{start_of(pid)}", "submitted": now()}]
+    manifest["jobs"] = [{"id": f"{pid}:{run_records.start_of(pid)}", "submitted": run_records.now()}]
     manifest["submission"] = {**submission, "reported": True, "answered": True}
-    write_json(folder / MANIFEST, manifest)
+    run_records.write_json(file, manifest)
 
 
 def start_script(folder: Path, script: Path, key: str, start: int, environment: Mapping[str, str]) -> int:
@@ -155,11 +156,3 @@ def _words(file: Path) -> list[bytes]:
         return file.read_bytes().split(b"\0")
     except OSError:  # it has ended, or belongs to another user
         return []
-
-
-def _parent(pid: int) -> int:
-    try:
-        # The command name, in parentheses, may contain anything. The state and the parent follow it.
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0

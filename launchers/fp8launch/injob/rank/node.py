@@ -37,6 +37,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 from fp8launch.injob.rank import rank_watch, ranks
+from fp8launch.injob.supervisor.run_records import parent_of
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 HANDLED_BY_TORCHRUN = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -92,13 +93,8 @@ def run_on_a_free_port(start: Callable[[], None]) -> None:
 
 def children(parent: int) -> list[int]:
     """Return the process ids of the direct children of `parent`, from /proc."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # It ended meanwhile.
-            # The command name, in parentheses, may contain anything. The state and the parent follow it.
-            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
+    running = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in running if parent_of(pid) == parent]
 
 
 def run_alone(worker: Path, options: list[str], argv: list[str]) -> int:

@@ -51,14 +51,23 @@ def this_launcher() -> dict[str, Any]:
 
 def start_of(pid: int) -> str:
     """Return when a process started, in clock ticks since boot; empty if it does not exist or is a zombie."""
+    fields = process_stat(pid)
+    return fields[19] if fields and fields[0] != "Z" else ""
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if the process does not exist."""
+    fields = process_stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the kernel's fields about a process, from its state on; none if it does not exist."""
     try:
-        # The command name, in parentheses, may contain anything, so count the fields after it.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        # The command name, in parentheses, may contain anything, so only the fields after it are split.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return ""
-    if fields[0] == "Z":
-        return ""
-    return fields[19]
+        return []
 
 
 def read_json(file: Path) -> Any:
