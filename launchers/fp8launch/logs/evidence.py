@@ -15,22 +15,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from fp8launch.injob.supervisor.log_lines import bounded_int, clean
 
 MARKER = b"fp8launch-"
 EvidenceKind = Literal["probe", "kernels", "node", "profile", "tensors", "sharding", "nodes"]
-_KINDS: Mapping[str, EvidenceKind] = {
-    "fp8launch-probe": "probe",
-    "fp8launch-kernels": "kernels",
-    "fp8launch-profile": "profile",
-    "fp8launch-node": "node",
-    "fp8launch-nodes": "nodes",
-    "fp8launch-tensors": "tensors",
-    "fp8launch-sharding": "sharding",
-}
-_BEGINNING = re.compile(f"({'|'.join(_KINDS)}): (?={{)")
+_BEGINNING = re.compile(f"{MARKER.decode()}({'|'.join(get_args(EvidenceKind))}): (?={{)")
 
 
 @dataclass(frozen=True)
@@ -62,4 +53,4 @@ def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
         return None
     if not isinstance(data, dict):
         return None
-    return Evidence(_KINDS[found[1]], offset, data)
+    return Evidence(cast(EvidenceKind, found[1]), offset, data)

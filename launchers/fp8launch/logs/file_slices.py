@@ -73,11 +73,6 @@ def offsets_of(path: Path, begin: int, end: int, text: bytes) -> list[int]:
     return found
 
 
-def line_number(path: Path, offset: int) -> int:
-    """Return the number, from 1, of the line that holds the byte at `offset`."""
-    return LineCounter(path).number(offset)
-
-
 class LineCounter:
     """Line numbers for increasing offsets in a file, which is read once for all of them."""
 

@@ -93,12 +93,10 @@ class ParsedLog:
     """
 
     path: Path
-    size: int
     iterations: IterationTable
     processes: tuple[Process, ...]
     memory: Sequence[tuple[int, float]]
     validations: tuple[Validation, ...]
-    saves: tuple[int, ...]
     disturbed_rows: Mapping[int, str]
     mixed_rows: frozenset[int] = frozenset()
     duplicates: int = 0
@@ -135,13 +133,11 @@ def read_log(path: Path) -> ParsedLog:
     processes = _processes(path, scan, rows, starts)
     return ParsedLog(
         path=path,
-        size=scan.size,
         iterations=scan.table,
         processes=processes,
         mixed_rows=frozenset(_separate_second_losses(scan.table, processes)),
         memory=scan.memory,
         validations=tuple(v for _, v in scan.validations),
-        saves=tuple(scan.saves),
         disturbed_rows=_disturbed(scan, rows),
         duplicates=duplicates,
         evidence=tuple(scan.evidence),
@@ -302,7 +298,7 @@ def _disturbed(scan: Scan, rows: Sequence[int]) -> dict[int, str]:
     offsets = scan.table.column("offset")
     kept = [offsets[r] for r in rows]
     events = [(o, "after evaluation") for o, _ in scan.validations]
-    events += [(o, "after checkpoint") for o in scan.save_offsets]
+    events += [(o, "after checkpoint") for o, _ in scan.saves]
     found: dict[int, str] = {}
     for offset, reason in events:
         at = bisect_left(kept, offset)

@@ -8,11 +8,10 @@ only (see `processes`).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from fp8launch.injob.regular_files import open_regular
 from fp8launch.injob.supervisor.log_lines import LONGEST_LINE, clean
@@ -58,16 +57,16 @@ _BRIDGE = b"GPU utilization:"
 class Scan:
     """The result of one pass over a log. Offsets are bytes from the start of the log to the start of a line.
 
-    `memory` is the peak that PyTorch allocated on a rank up to a line, in MiB.
+    `memory` is the peak that PyTorch allocated on a rank up to a line, in MiB; `saves` has the iterations of
+    checkpoints.
     """
 
     table: IterationTable = field(default_factory=IterationTable)
     dumps: list[int] = field(default_factory=list)
     memory: list[tuple[int, float]] = field(default_factory=list)
     validations: list[tuple[int, Validation]] = field(default_factory=list)
-    saves: array[int] = field(default_factory=lambda: array("q"))
-    save_offsets: array[int] = field(default_factory=lambda: array("q"))
-    load_offsets: array[int] = field(default_factory=lambda: array("q"))
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    load_offsets: list[int] = field(default_factory=list)
     step_times: list[tuple[int, StepTime]] = field(default_factory=list)
     timers: list[tuple[int, Timer]] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
@@ -124,10 +123,8 @@ class Scanner:
             # A line that only quotes the title is not a dump.
             if line.rstrip().endswith(_TITLE):
                 scan.dumps.append(offset)
-        for offset, number in records(_SAVING, parse_checkpoint_save):
-            scan.saves.append(number)
-            scan.save_offsets.append(offset)
-        scan.load_offsets.extend(offset for offset, _ in records(_LOADED, clean))
+        scan.saves += records(_SAVING, parse_checkpoint_save)
+        scan.load_offsets += [offset for offset, _ in records(_LOADED, clean)]
         scan.timers += records(_TIMER, parse_timer)
         if not len(scan.table) or "tflops_per_gpu" not in scan.table.names:
             scan.step_times += records(_BRIDGE, parse_step_time)
@@ -236,17 +233,13 @@ def _pieces(data: bytes, start: int, end: int) -> Iterator[bytes]:
         elapsed = following
 
 
-def scan_stream(stream: BinaryIO) -> Scan:
-    scanner = Scanner()
-    while block := stream.read(BLOCK):
-        scanner.feed(block)
-    return scanner.finish()
-
-
 def scan_file(path: Path) -> Scan:
     """Read a log. Raises OSError."""
+    scanner = Scanner()
     with open_log(path) as stream:
-        return scan_stream(stream)
+        while block := stream.read(BLOCK):
+            scanner.feed(block)
+    return scanner.finish()
 
 
 class LogTail:

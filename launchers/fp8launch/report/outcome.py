@@ -17,7 +17,7 @@ from fp8launch.injob.supervisor.slow_node import NodeTimes
 from fp8launch.logs import Ending, Evidence, Failure, IterationTable, LoggedProcesses, ParsedLog, Process, Validation
 from fp8launch.logs.evidence import of_kind
 from fp8launch.logs.field_names import NOT_FINITE
-from fp8launch.logs.file_slices import line_number
+from fp8launch.logs.file_slices import LineCounter
 from fp8launch.report.phases import first_and_last
 from fp8launch.report.run_report import AttemptReport, RunReport, Status
 from fp8launch.report.steady_state import SteadyState, add_attempt, attempts_table, loss_of, numbers_of
@@ -91,7 +91,7 @@ def _diverged(attempts: LoggedProcesses, lines: IterationTable) -> Failure | Non
     advice = "lower the learning rate, lengthen the warm-up, or use a finer FP8 recipe"
     offset = int(lines.value("offset", first))
     log, _ = attempts[series.attempt[first]]
-    return Failure("nan", text, advice, depth=0, offset=offset, line=line_number(log.path, offset))
+    return Failure("nan", text, advice, depth=0, offset=offset, line=LineCounter(log.path).number(offset))
 
 
 def contradiction(logs: Sequence[ParsedLog], found: Verification) -> Failure | None:
@@ -113,7 +113,7 @@ def contradiction(logs: Sequence[ParsedLog], found: Verification) -> Failure | N
     for log in logs:
         for evidence in log.evidence:
             if finding and evidence.offset == finding.offset:
-                return replace(failure, offset=evidence.offset, line=line_number(log.path, evidence.offset))
+                return replace(failure, offset=evidence.offset, line=LineCounter(log.path).number(evidence.offset))
     return failure
 
 

@@ -60,12 +60,10 @@ def _read(file: Path) -> ParsedLog:
     peak = max(scalars.get(_MEMORY, {}).values(), default=0.0)
     return ParsedLog(
         path=file,
-        size=file.stat().st_size,
         iterations=table,
         processes=(Process(0, file.stat().st_size, rows, head, Ending()),),
         memory=[(0, peak / 2**20)],
         validations=tuple(validations),
-        saves=(),
         disturbed_rows=_disturbed(table, validations),
     )
 
