@@ -85,12 +85,8 @@ def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) ->
     """Return the progress of a run, from its manifest, its state and its newest log."""
     attempts = run.attempts()
     running = state.status == "running"
-    if not attempts and state.status == "pending":
-        return Progress(QUEUED)
-    if not attempts and running:
-        return Progress(STARTING)
     if not attempts:
-        return Progress()
+        return Progress({"pending": QUEUED, "running": STARTING}.get(state.status))
     head, tail = _ends(attempts[-1].log)
     scan = _scanned(head, tail)
     if len(scan.table):
@@ -98,9 +94,7 @@ def progress_of(run: RunFolder, manifest: Mapping[str, Any], state: JobState) ->
         rewound = [action.attempt for action in health_actions(run) if action.rewound_to is not None]
         earlier = [_newest_iterations(one.log) for one in attempts[-2:-1] if one.log.stem not in rewound]
         return _of_iterations(scan, earlier, manifest, running)
-    if running:
-        return Progress(_stage(head, manifest))
-    return Progress()
+    return Progress(_stage(head, manifest) if running else None)
 
 
 def _newest_iterations(log: Path) -> IterationTable:
@@ -220,11 +214,7 @@ def _scanned(head: bytes, tail: bytes) -> Scan:
 def _stage(head: bytes, manifest: Mapping[str, Any]) -> str:
     """Return the newest stage that a log without iterations shows."""
     if head.strip():
-        stage, _ = STAGES[0]
-        for name, mark in STAGES:
-            if mark in head:
-                stage = name
-        return stage
+        return [stage for stage, mark in STAGES if mark in head][-1]
     if manifest.get("runtime") in (None, "none"):
         return STARTING
     return IMAGE

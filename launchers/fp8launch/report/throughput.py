@@ -16,7 +16,7 @@ from typing import Literal
 from fp8launch import plugin_registry
 from fp8launch.diagnostics import error
 from fp8launch.hardware.gpus import Dtype
-from fp8launch.injob.supervisor.health_rules import IS_NAN, LIMITS, SLOW_NODE, HealthLimits, HealthProblem
+from fp8launch.injob.supervisor.health_rules import IS_NAN, LIMITS, SLOW_NODE, HealthLimits
 from fp8launch.logs import Iteration, IterationTable, LoggedProcesses, ParsedLog, attempts_of, read_log
 from fp8launch.logs.field_names import NOT_FINITE, TIMER_PREFIX
 from fp8launch.logs.identify import foreign_program, why_no_iterations
@@ -282,8 +282,8 @@ def summarise(
     if fp8 and fp8["requested"] and setup.dtype == "bf16":
         setup = replace(setup, dtype="fp8")  # reported by the job's probe; the arguments are unknown
     validations = [one for log in logs for one in log.validations]
-    acted_upon = [HealthProblem(one.code, "warning", one.sentence, one.first, one.last, one.facts) for one in actions]
-    if any(one.code == SLOW_NODE for one in actions):
+    acted_upon = [action.problem for action in actions]
+    if any(problem.code == SLOW_NODE for problem in acted_upon):
         # The job saw the slow node as it happened. The whole log may no longer show it clearly.
         limits = replace(limits, ignore=(*limits.ignore, SLOW_NODE))
     health = (*health_of(steady, attempts, validations, setup.arguments, limits), *acted_upon)
@@ -334,30 +334,26 @@ def _training(logs: Sequence[ParsedLog], attempts: LoggedProcesses, steady: Stea
 def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
     """Compute tokens/s from the step time, else take the logged value. Take TFLOP/s as logged, else compute it."""
     tokens = [t for t in setup.tokens_per_s_per_gpu(kept) if t > 0]
-    tokens_source: Literal["step time", "logged"] | None = "step time"
+    tokens_source: Literal["step time", "logged"] = "step time"
     if not any(map(math.isfinite, tokens)):
         tokens_source, tokens = "logged", [t for t in kept.column("tokens_per_s_per_gpu") if t > 0]
     tokens_statistic = statistic(tokens)
-    if tokens_statistic is None:
-        tokens_source = None
     per_token = setup.flops_per_token
     recomputed = [t * per_token / 1e12 for t in tokens] if per_token else []
     # CPU runs print 0.0 if the throughput is too small to show.
     tflops = [v for v in kept.column("tflops_per_gpu") if v > 0]
-    tflops_source: Literal["logged", "recomputed"] | None = "logged"
+    tflops_source: Literal["logged", "recomputed"] = "logged"
     if not any(map(math.isfinite, tflops)):
         tflops_source, tflops = "recomputed", recomputed
     tflops_statistic = statistic(tflops)
-    if tflops_statistic is None:
-        tflops_source = None
     peak = setup.peak_tflops
     return Speed(
         step_time_ms=statistic(kept.column("step_time_ms")),
         tflops_per_gpu=tflops_statistic,
-        tflops_source=tflops_source,
+        tflops_source=tflops_source if tflops_statistic else None,
         tflops_per_gpu_recomputed=statistic(recomputed),
         tokens_per_s_per_gpu=tokens_statistic,
-        tokens_source=tokens_source,
+        tokens_source=tokens_source if tokens_statistic else None,
         mfu=statistic(t / peak for t in tflops) if peak else None,
         mfu_denominator=setup.mfu_denominator(),
         energy_j_per_gpu=statistic(kept.column("energy_j_per_gpu")),

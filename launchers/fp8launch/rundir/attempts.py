@@ -6,11 +6,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
-from fp8launch.injob.supervisor.health_rules import SLOW_NODE
+from fp8launch.injob.supervisor.health_rules import SLOW_NODE, HealthProblem
 from fp8launch.injob.supervisor.run_records import read_json
 from fp8launch.injob.supervisor.slow_node import SlowNode
 from fp8launch.rundir.run_dir import RunFolder, is_job_id, write_atomically
@@ -88,28 +88,13 @@ def attempts_of(run: RunFolder) -> Attempts:
 class HealthAction:
     """What the job found in one attempt: broken training, on which it acted, or a slow node.
 
-    Iterations `first` to `last` are concerned. `rewound_to` is the checkpoint that the run went back to: the
-    attempt's iterations after it do not count. None if the run stopped, or a node is slow. `facts` are for scripts.
+    `rewound_to` is the checkpoint that the run went back to: the attempt's iterations after it do not count. None if
+    the run stopped, or a node is slow.
     """
 
     attempt: str
-    code: str
-    message: str
-    first: int
-    last: int
-    rewound_to: int | None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def sentence(self) -> str:
-        if self.code == SLOW_NODE:
-            return self.message
-        if self.rewound_to is None:
-            return f"{self.message}: the job stopped the run"
-        return (
-            f"{self.message}: the job went back to iteration {self.rewound_to} and skipped the batches of iterations "
-            f"{self.rewound_to + 1} to {self.last}"
-        )
+    problem: HealthProblem
+    rewound_to: int | None = None
 
 
 def health_actions(run: RunFolder) -> list[HealthAction]:
@@ -119,12 +104,17 @@ def health_actions(run: RunFolder) -> list[HealthAction]:
         health, name = as_mapping(attempt.get("health")), attempt.get("name")
         slow = SlowNode.of_json(attempt.get("slow_node"))
         if slow and isinstance(name, str):
-            found.append(HealthAction(name, SLOW_NODE, slow.sentence, slow.first, slow.last, None, slow.as_json()))
+            problem = HealthProblem(SLOW_NODE, "warning", slow.sentence, slow.first, slow.last, slow.as_json())
+            found.append(HealthAction(name, problem))
         code, message = health.get("code"), health.get("message")
         good, until, target = (as_int(health.get(key)) for key in ("good", "until", "rewound_to"))
         if isinstance(name, str) and isinstance(code, str) and isinstance(message, str) and good is not None:
             last = max(good + 1, until or 0)
-            found.append(HealthAction(name, code, message, good + 1, last, target))
+            answer = "stopped the run"
+            if target is not None:
+                answer = f"went back to iteration {target} and skipped the batches of iterations {target + 1} to {last}"
+            problem = HealthProblem(code, "warning", f"{message}: the job {answer}", good + 1, last)
+            found.append(HealthAction(name, problem, target))
     return found
 
 

@@ -1,4 +1,5 @@
-"""Set fields of Megatron's config that have no flag, from a recipe's `launch.config`."""
+"""Megatron's config: made from its arguments, and from a recipe's `launch.config` for fields that have no flag."""
+# mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
@@ -14,3 +15,12 @@ def set_config_fields(args: Any) -> None:
     """
     for name, value in json.loads(os.environ.get("FP8LAUNCH_CONFIG") or "{}").items():
         setattr(args, name, value)
+
+
+def transformer_config(args: Any) -> Any:
+    """Return the TransformerConfig that Megatron's arguments describe."""
+    try:
+        from megatron.training.argument_utils import core_transformer_config_from_args
+    except ImportError:  # 0.17
+        from megatron.training.arguments import core_transformer_config_from_args
+    return core_transformer_config_from_args(args)

@@ -16,11 +16,6 @@ from megatron.training import get_args
 
 from fp8launch.injob.rank import config_fields
 
-try:
-    from megatron.training.argument_utils import core_transformer_config_from_args  # 0.18
-except ImportError:
-    from megatron.training.arguments import core_transformer_config_from_args  # 0.17
-
 
 def build(
     pre_process: bool = True,
@@ -36,7 +31,7 @@ def build(
     """
     args = get_args()
     config_fields.set_config_fields(args)
-    config = config or core_transformer_config_from_args(args)
+    config = config or config_fields.transformer_config(args)
     spec_options = {
         "use_transformer_engine": args.transformer_impl == "transformer_engine",
         "normalization": args.normalization,

@@ -97,15 +97,7 @@ def forward_step(samples: Iterator[dict[str, Any]] | None, model: Any, return_sc
 
 def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
     """Return the ranks with embeddings, which Megatron needs for its process groups before any model exists."""
-    return gpt_data.embedding_ranks(_transformer_config(), pipeline_ranks)
-
-
-def _transformer_config() -> Any:
-    try:
-        from megatron.training.argument_utils import core_transformer_config_from_args
-    except ImportError:  # 0.17
-        from megatron.training.arguments import core_transformer_config_from_args
-    return core_transformer_config_from_args(get_args())
+    return gpt_data.embedding_ranks(config_fields.transformer_config(get_args()), pipeline_ranks)
 
 
 def refused(argv: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -260,20 +261,19 @@ def _examine(folder: Path) -> tuple[str | None, int | None]:
     try:
         text = again(lambda: read_tracker(folder))
     except FileNotFoundError:
-        newest = _newest_whole(folder, iterations(folder))
+        newest = _newest_whole(folder)
         return (None if newest is None else f"{TRACKER} is missing"), newest
     except ValueError as failure:
         text = f"nothing: {failure}"
     if text == "release":
         return None, None
     named = whole_number(text)
-    problem = f"{TRACKER} says {text[:80]!r}"
-    if named is not None:
-        found = damage(place(folder, named))
-        if found is None:
-            return None, None
-        problem = f"checkpoint {named} is torn: it {found}"
-    return problem, _newest_whole(folder, [i for i in iterations(folder) if named is None or i < named])
+    if named is None:
+        return f"{TRACKER} says {text[:80]!r}", _newest_whole(folder)
+    found = damage(place(folder, named))
+    if found is None:
+        return None, None
+    return f"checkpoint {named} is torn: it {found}", _newest_whole(folder, before=named)
 
 
 def set_aside(folder: Path, iteration: int) -> list[str]:
@@ -282,7 +282,7 @@ def set_aside(folder: Path, iteration: int) -> list[str]:
     Return sentences about what was done; if there is no older checkpoint, change nothing and return none. Nothing is
     deleted: damage may be repairable, and a file system that failed for a moment leaves a checkpoint intact.
     """
-    older = _newest_whole(folder, [i for i in iterations(folder) if i < iteration])
+    older = _newest_whole(folder, before=iteration)
     if older is None or not place(folder, iteration).is_dir():
         return []
     point_at(folder, older)
@@ -311,15 +311,15 @@ def _rename(folder: Path, iteration: int, mark: str) -> str:
     return name
 
 
-def whole_iterations(folder: Path) -> list[int]:
-    """Return the iterations whose checkpoint is complete, in order. Raises OSError."""
-    return [i for i in iterations(folder) if damage(place(folder, i)) is None]
+def whole_iterations(folder: Path, up_to: int) -> list[int]:
+    """Return the iterations up to `up_to` whose checkpoint is complete, in order. Raises OSError."""
+    return [i for i in iterations(folder) if i <= up_to and damage(place(folder, i)) is None]
 
 
-def _newest_whole(folder: Path, candidates: list[int]) -> int | None:
-    """Return the newest of these iterations whose checkpoint is complete."""
-    for iteration in reversed(candidates):
-        if damage(place(folder, iteration)) is None:
+def _newest_whole(folder: Path, before: float = math.inf) -> int | None:
+    """Return the newest iteration before another one whose checkpoint is complete. Raises OSError."""
+    for iteration in reversed(iterations(folder)):
+        if iteration < before and damage(place(folder, iteration)) is None:
             return iteration
     return None
 
@@ -336,16 +336,13 @@ def prune(folder: Path, keep: int) -> list[int]:
     OSError, without removing anything, if one cannot be read now.
     """
     named = latest(folder)
-    up_to_named = [i for i in iterations(folder) if i <= named]
-    whole = [i for i in up_to_named if damage(place(folder, i)) is None]
-    removed: list[int] = []
+    whole = whole_iterations(folder, named)
     if named not in whole:
-        return removed
-    kept = whole[-keep:]
-    for iteration in up_to_named:
-        if iteration not in kept and not place(folder, iteration).is_symlink():
-            shutil.rmtree(str(place(folder, iteration)), ignore_errors=True)
-            removed.append(iteration)
+        return []
+    surplus = [i for i in iterations(folder) if i <= named and i not in whole[-keep:]]
+    removed = [i for i in surplus if not place(folder, i).is_symlink()]
+    for iteration in removed:
+        shutil.rmtree(str(place(folder, iteration)), ignore_errors=True)
     return removed
 
 

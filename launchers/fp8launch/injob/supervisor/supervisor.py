@@ -285,7 +285,7 @@ def checkpoint_before(good: int, back: int, run: Run) -> int | None:
     inherited = inherited_iteration(run)
     if inherited is None:
         return None
-    candidates = [i for i in checkpoints.whole_iterations(run.checkpoint) if inherited <= i <= good]
+    candidates = [i for i in checkpoints.whole_iterations(run.checkpoint, up_to=good) if i >= inherited]
     return candidates[-min(max(back, 1), len(candidates))] if candidates else None
 
 

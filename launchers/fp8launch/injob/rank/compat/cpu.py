@@ -79,34 +79,33 @@ def _use_host_random_state() -> None:
     """Make the host's generator the CUDA generator: one stream of random numbers, forked as Megatron forks it."""
     cuda: Any = torch.cuda
 
-    def get_state(device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_state(state: torch.Tensor, device: Any = None) -> None:
-        torch.set_rng_state(state)
-
-    def seed(value: int) -> None:
-        torch.default_generator.manual_seed(value)
-
     for holder in (cuda, cuda.random):
-        holder.get_rng_state, holder.set_rng_state = get_state, set_state
-        holder.manual_seed = holder.manual_seed_all = seed
+        holder.get_rng_state = lambda device=None: torch.get_rng_state()
+        holder.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+        holder.manual_seed = holder.manual_seed_all = torch.default_generator.manual_seed
 
 
 class _OfDevice:
-    """Like CUDA's own objects, it cannot be copied or pickled, nor can anything that holds it."""
+    """Like CUDA's own objects, it cannot be copied or pickled, nor can anything that holds it.
+
+    Host operations finish before they return, so there is nothing to wait for.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"cannot pickle '{type(self).__name__.lstrip('_')}' object")
 
 
 class _Stream(_OfDevice):
-    """Host operations finish before they return, so a stream is always empty, and there is nothing to wait for."""
-
     cuda_stream = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
     def __enter__(self) -> Any:
         return self
@@ -125,28 +124,15 @@ class _Stream(_OfDevice):
         event.record(self)
         return event
 
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
 
 class _Event(_OfDevice):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._at = 0.0
+    _at = 0.0
 
     def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
         pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
 
     def elapsed_time(self, end: _Event) -> float:
         """Milliseconds."""
