@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 
@@ -27,3 +28,11 @@ def as_number(value: object) -> float | None:
     if not abs(value) < 1e300:  # so that NaN is refused too; float() refuses larger whole numbers
         return None
     return float(value)
+
+
+def as_time(value: object) -> float | None:
+    """Return a time in ISO notation as seconds since 1970, or None for anything else."""
+    try:
+        return datetime.fromisoformat(str(value)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -17,7 +17,7 @@ from support import only, refused
 
 from fp8launch.rundir import atomic_io
 from fp8launch.rundir.registry import job_ids
-from fp8launch.rundir.run_dir import RunFolder, create_run_folder, job_order, write_atomically
+from fp8launch.rundir.run_dir import RunFolder, create_run_folder, natural_order, write_atomically
 
 LAUNCHERS = Path(__file__).resolve().parents[2] / "launchers"
 
@@ -209,4 +209,4 @@ def test_every_scheduler_has_its_own_job_ids(tmp_path: Path, job: str) -> None:
 
 
 def test_job_ids_are_in_the_order_of_their_numbers() -> None:
-    assert sorted(["10.pbs01", "9.pbs01", "9_10", "9_2"], key=job_order) == ["9.pbs01", "9_2", "9_10", "10.pbs01"]
+    assert sorted(["10.pbs01", "9.pbs01", "9_10", "9_2"], key=natural_order) == ["9.pbs01", "9_2", "9_10", "10.pbs01"]

@@ -40,31 +40,21 @@ def lines_of_node(log: Path, node: str) -> Iterator[str]:
     """
     first: dict[str, int | None] = {}
     for line in _lines(log):
-        task, text = _task(line)
-        if (name := _node_named(text)) is not None:
-            first.setdefault(name, task)
+        if (name := _node_named(split_prefix(line)[1])) is not None:
+            first.setdefault(name, _task(line))
     if node not in first:
         message = f"the log has no node '{node}'; nodes: {', '.join(sorted(first)) or 'none'}"
         raise error("unknown-node", message, "--node", "use one of these nodes", ANSWER_IS_NO)
     begin = first[node]
     if begin is None:
         return _lines(log)  # the run has a single node, and its lines have no labels
-    following = [task for task in first.values() if task is not None and task > begin]
-    return _lines_of_tasks(log, begin, min(following, default=None))
+    end = min([task for task in first.values() if task is not None and task > begin], default=math.inf)
+    return (line for line in _lines(log) if (task := _task(line)) is not None and begin <= task < end)
 
 
-def _lines_of_tasks(log: Path, begin: int, end: int | None) -> Iterator[str]:
-    """Yield the lines of the tasks from `begin` up to, but excluding, `end`. None means all following tasks."""
-    for line in _lines(log):
-        task, _ = _task(line)
-        if task is not None and begin <= task and (end is None or task < end):
-            yield line
-
-
-def _task(line: str) -> tuple[int | None, str]:
-    text = split_prefix(line)[1]
+def _task(line: str) -> int | None:
     match = _LABEL.match(line)
-    return int(match[1]) if match else None, text
+    return int(match[1]) if match else None
 
 
 def _node_named(text: str) -> str | None:

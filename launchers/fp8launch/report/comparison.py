@@ -135,7 +135,6 @@ class Comparison:
     baseline: str | None
     notes: tuple[str, ...]
     price_per_gpu_hour: float | None = None
-    rule: str = RULE
 
     @property
     def good(self) -> list[Row]:
@@ -194,7 +193,7 @@ class Comparison:
             "phases": phases,
             "price_per_gpu_hour": self.price_per_gpu_hour,
             "notes": list(self.notes),
-            "rule": self.rule,
+            "rule": RULE,
         }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from typing import Any
 
@@ -19,6 +19,7 @@ from fp8launch.logs.evidence import of_kind
 from fp8launch.logs.file_slices import lines
 from fp8launch.rundir.attempts import read_attempt_log
 from fp8launch.rundir.run_dir import RunFolder
+from fp8launch.untyped import as_time
 from fp8launch.wording import counted
 
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] iteration\s{0,20}:?\s{1,20}(\d{1,15})\b")
@@ -91,7 +92,6 @@ class TimedAttempt:
     """An attempt as attempts.json has it. Times in seconds since 1970; it loaded the checkpoint `before`."""
 
     name: str
-    job: str
     began: float
     ended: float | None
     before: int
@@ -103,19 +103,16 @@ def goodput_of_run(run: RunFolder, logs: Sequence[ParsedLog], gpus: int | None) 
     attempts = [attempt for attempt in map(_attempt, records) if attempt is not None]
     if not attempts or len(attempts) != len(records):
         return None
-    goodput = goodput_of(attempts, {log.path.stem: log for log in logs}, gpus)
-    if goodput is None:
-        return None
-    return replace(goodput, queue=_queue(attempts, run.manifest().get("jobs", [])))
+    queue = _queue(attempts, run.manifest().get("jobs", []))
+    return goodput_of(attempts, {log.path.stem: log for log in logs}, gpus, queue)
 
 
 def _attempt(record: Mapping[str, Any]) -> TimedAttempt | None:
     """Return a recorded attempt; None for a record that no supervisor writes."""
-    name, job, before = record.get("name"), record.get("job"), record.get("before")
-    began = _time_in(record, "began")
-    if not isinstance(name, str) or not isinstance(job, str) or not isinstance(before, int) or began is None:
+    name, before, began = record.get("name"), record.get("before"), _time_in(record, "began")
+    if not isinstance(name, str) or not isinstance(before, int) or began is None:
         return None
-    return TimedAttempt(name, job, began, _time_in(record, "ended"), before)
+    return TimedAttempt(name, began, _time_in(record, "ended"), before)
 
 
 def _time_in(record: Mapping[str, Any], key: str) -> float | None:
@@ -125,7 +122,9 @@ def _time_in(record: Mapping[str, Any], key: str) -> float | None:
     return None
 
 
-def goodput_of(attempts: Sequence[TimedAttempt], logs: Mapping[str, ParsedLog], gpus: int | None) -> Goodput | None:
+def goodput_of(
+    attempts: Sequence[TimedAttempt], logs: Mapping[str, ParsedLog], gpus: int | None, queue: float | None
+) -> Goodput | None:
     """Add up the attempts; None if a log has iterations without time stamps, or no time has passed."""
     parts, lost = Parts(), 0
     for position, attempt in enumerate(attempts):
@@ -143,7 +142,7 @@ def goodput_of(attempts: Sequence[TimedAttempt], logs: Mapping[str, ParsedLog], 
         lost += found[1]
     if parts.total <= 0:
         return None
-    return Goodput(parts, len(attempts), gpus, lost, None)
+    return Goodput(parts, len(attempts), gpus, lost, queue)
 
 
 def _rows(log: ParsedLog) -> list[int]:
@@ -222,7 +221,7 @@ def _queue(attempts: Sequence[TimedAttempt], jobs: Sequence[Mapping[str, Any]]) 
 
     The time from the end of a run to its resumption by a user is not queue time.
     """
-    submitted = sorted(filter(None, (_submitted(job) for job in jobs)))
+    submitted = list(filter(None, (as_time(job.get("submitted")) for job in jobs)))
     if not submitted:
         return None
     total, ended = 0.0, 0.0
@@ -233,13 +232,6 @@ def _queue(attempts: Sequence[TimedAttempt], jobs: Sequence[Mapping[str, Any]]) 
             total += max(0.0, attempt.began - since)
         ended = attempt.ended or attempt.began
     return total
-
-
-def _submitted(job: Mapping[str, Any]) -> float | None:
-    try:
-        return datetime.fromisoformat(str(job.get("submitted"))).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def goodput_of_runs(goodputs: Sequence[Goodput | None]) -> float | None:

@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import truediv
 from typing import Literal
 
@@ -49,17 +49,13 @@ def ratio_interval(ours: Sequence[Sequence[float]], base: Sequence[Sequence[floa
 
 def difference_interval(ours: Sequence[float], base: Sequence[float]) -> Interval:
     """Welch's interval of mean(ours) - mean(base). Both need two values at least."""
-    low, high, method = _welch(ours, base)
-    return Interval(low, high, "runs", method)
-
-
-def _welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, str]:
-    va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
-    spread = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
-    freedom = (va + vb) ** 2 / spread if spread else len(a) + len(b) - 2
-    half = t_quantile(freedom) * math.sqrt(va + vb)
-    centre = statistics.fmean(a) - statistics.fmean(b)
-    return centre - half, centre + half, f"Welch t over {len(a)} and {len(b)} runs"
+    m, n = len(ours), len(base)
+    vm, vn = statistics.variance(ours) / m, statistics.variance(base) / n
+    spread = vm**2 / (m - 1) + vn**2 / (n - 1)
+    freedom = (vm + vn) ** 2 / spread if spread else m + n - 2
+    half = t_quantile(freedom) * math.sqrt(vm + vn)
+    centre = statistics.fmean(ours) - statistics.fmean(base)
+    return Interval(centre - half, centre + half, "runs", f"Welch t over {m} and {n} runs")
 
 
 def mean_interval(runs: Sequence[float]) -> Interval | None:
@@ -79,8 +75,8 @@ def _over_runs(mine: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Welch's interval; if one side has a single run, the other side's relative spread is used for both."""
     a, b = list(map(math.log, mine)), list(map(math.log, theirs))
     if len(a) > 1 and len(b) > 1:
-        low, high, method = _welch(a, b)
-        return Interval(math.exp(low), math.exp(high), "runs", method)
+        of_logarithms = difference_interval(a, b)
+        return replace(of_logarithms, low=math.exp(of_logarithms.low), high=math.exp(of_logarithms.high))
     several = a if len(a) > 1 else b
     error = statistics.stdev(several) * math.sqrt(1 / len(a) + 1 / len(b))
     centre = statistics.fmean(a) - statistics.fmean(b)

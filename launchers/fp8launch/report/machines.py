@@ -10,6 +10,7 @@ from fp8launch.hardware.gpus import gpu_of_model
 from fp8launch.logs import ParsedLog
 from fp8launch.logs.evidence import of_kind
 from fp8launch.report.steady_state import consecutive
+from fp8launch.rundir.run_dir import natural_order
 from fp8launch.untyped import as_mapping
 
 
@@ -49,7 +50,7 @@ def machines_of(logs: Sequence[ParsedLog]) -> Machines:
             if data.get("driver"):
                 drivers.add(_name(data["driver"]))
         if said:
-            return Machines(tuple(sorted(nodes, key=_natural)), tuple(sorted(models)), tuple(sorted(drivers)))
+            return Machines(tuple(sorted(nodes, key=natural_order)), tuple(sorted(models)), tuple(sorted(drivers)))
     return Machines()
 
 
@@ -61,7 +62,7 @@ def _name(value: object) -> str:
 def compressed(nodes: Iterable[str]) -> str:
     """Write host names as Slurm does: `n[1-3,7],login`."""
     groups: dict[tuple[str, str | None], list[str]] = {}
-    for node in sorted(set(nodes), key=_natural):
+    for node in sorted(set(nodes), key=natural_order):
         found = re.fullmatch(r"(.*?)(\d{1,18})(\D*)", node)
         # `gpu` does not belong to `gpu[1-2]`, so names without a number are grouped apart.
         head, number, tail = found.groups() if found else (node, "", None)
@@ -71,13 +72,3 @@ def compressed(nodes: Iterable[str]) -> str:
         ranges = ",".join(map("-".join, consecutive(numbers)))
         names.append(f"{head}{ranges if len(numbers) == 1 else f'[{ranges}]'}{tail or ''}")
     return ",".join(names)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    key = []
-    for part in re.split(r"(\d{1,18})", name):
-        if part.isdecimal():
-            key.append((int(part), ""))
-        else:
-            key.append((-1, part))
-    return key

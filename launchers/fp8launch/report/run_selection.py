@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from fp8launch.rundir.run_dir import RunFolder
-
-
-def created_at(manifest: Mapping[str, Any]) -> float:
-    """Return the time of a run's creation in seconds since the epoch; 0 if the manifest has none."""
-    try:
-        return datetime.fromisoformat(str(manifest.get("created"))).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
+from fp8launch.untyped import as_time
 
 
 def tags_of(manifest: Mapping[str, Any]) -> list[str]:
@@ -42,5 +34,5 @@ class Selection:
             return False
         if self.recipes and manifest.get("name") not in self.recipes:
             return False
-        created = created_at(manifest)
+        created = as_time(manifest.get("created")) or 0.0
         return (self.since is None or created >= self.since) and (self.before is None or created < self.before)

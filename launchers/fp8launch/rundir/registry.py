@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -15,9 +14,10 @@ from fp8launch.injob.supervisor.run_records import record_root, recorded_roots, 
 from fp8launch.recipe.yaml_source import RECIPE_SUFFIXES, is_file, is_there
 from fp8launch.rundir.atomic_io import make_folders
 from fp8launch.rundir.attempts import LOCAL_JOB, attempts_of
-from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, job_order, run_folders
+from fp8launch.rundir.run_dir import MANIFEST, STUDY, RunFolder, half_made, natural_order, run_folders
 from fp8launch.rundir.study import StudyFolder, study_folders
 from fp8launch.rundir.trust import why_not_own_run
+from fp8launch.untyped import as_time
 from fp8launch.wording import and_more
 
 if TYPE_CHECKING:
@@ -75,11 +75,9 @@ def all_runs() -> list[RunFolder]:
 def _created(run: RunFolder) -> float | None:
     """Return the creation time in seconds, which sorts across time zones; None without a manifest."""
     try:
-        return datetime.fromisoformat(str(run.manifest().get("created"))).timestamp()
+        return as_time(run.manifest().get("created")) or 0.0
     except UserError:
         return None
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def damaged() -> list[Problem]:
@@ -241,7 +239,7 @@ def job_ids(run: RunFolder) -> list[str]:
     own = [job for job in attempts_of(run).jobs if job not in submitted and job != LOCAL_JOB]
     if not own:
         return submitted
-    return sorted([*submitted, *own], key=job_order)
+    return sorted([*submitted, *own], key=natural_order)
 
 
 def newest_job(run: RunFolder) -> str | None:

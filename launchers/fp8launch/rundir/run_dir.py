@@ -121,7 +121,7 @@ class RunFolder:
             match = _LOG_NAME.fullmatch(log.stem)
             if match and is_own_file(log):
                 found.append(Attempt(match[1], int(match[2]), log, _exit_status(log.with_suffix(".exit"))))
-        return sorted(found, key=lambda attempt: (job_order(attempt.job_id), attempt.restart))
+        return sorted(found, key=lambda attempt: (natural_order(attempt.job_id), attempt.restart))
 
     def logs(self) -> list[Path]:
         """Return the logs of the attempts, oldest first."""
@@ -130,16 +130,16 @@ class RunFolder:
     def batch_output(self) -> list[Path]:
         """Return the files with the script's own output, oldest job first: its errors around the training step."""
         files = [file for file in (self.path / "logs").glob("*-*.out") if is_own_file(file)]
-        return sorted(files, key=lambda file: job_order(file.stem))
+        return sorted(files, key=lambda file: natural_order(file.stem))
 
 
 def is_job_id(value: object) -> bool:
     return isinstance(value, str) and _JOB_ID.fullmatch(value) is not None
 
 
-def job_order(job_id: str) -> list[tuple[int, str]]:
-    """Return a key that sorts job ids by the numbers in them: `9.pbs01` comes before `10.pbs01`."""
-    parts = filter(None, re.split(r"([0-9]{1,18})", job_id))
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts job ids and host names by the numbers in them: `9.pbs01` comes before `10.pbs01`."""
+    parts = filter(None, re.split(r"([0-9]{1,18})", name))
     return [(int(part) if re.fullmatch("[0-9]+", part) else -1, part) for part in parts]
 
 

@@ -29,6 +29,7 @@ from fp8launch.report.export import (
 from fp8launch.report.losses import loss_summary
 from fp8launch.report.parity import Parity
 from fp8launch.report.rows import labels_of
+from fp8launch.report.steady_state import RULE
 from fp8launch.report.tables import Table
 from fp8launch.wording import counted
 
@@ -237,7 +238,7 @@ def to_html(comparison: Comparison) -> str:
         # Pictures are easier to read than a long table, so they come first.
         parts = [_head(comparison), *drawn, *tables]
     further = [line for line in remarks(comparison) if line not in explanations(comparison)]
-    rule = comparison.rule[:1].lower() + comparison.rule[1:]
+    rule = RULE[:1].lower() + RULE[1:]
     parts.append(_section("Remarks", _list([*further, f"iterations that count for the speed: {rule}"])))
     differences = differences_table(comparison)
     if differences.rows:
