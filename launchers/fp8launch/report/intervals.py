@@ -99,7 +99,8 @@ def _within_runs(ours: Sequence[float], base: Sequence[float]) -> Interval | Non
 
 def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[float]:
     """Medians of resamples by circular blocks of about n^(1/3), the length that keeps short-range correlation."""
-    batches = _batched(values)
+    size = -(-len(values) // MOST_BATCHES)
+    batches = [statistics.median(values[begin : begin + size]) for begin in range(0, len(values), size)]
     n = len(batches)
     length = max(1, round(n ** (1 / 3)))
     ring = [*batches, *batches[: length - 1]]
@@ -117,11 +118,6 @@ def _resampled_medians(values: Sequence[float], dice: random.Random) -> list[flo
         sample.sort()
         medians.append((sample[(n - 1) // 2] + sample[n // 2]) / 2)
     return medians
-
-
-def _batched(values: Sequence[float]) -> list[float]:
-    size = -(-len(values) // MOST_BATCHES)
-    return [statistics.median(values[begin : begin + size]) for begin in range(0, len(values), size)]
 
 
 def t_quantile(freedom: float) -> float:

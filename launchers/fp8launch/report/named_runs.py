@@ -47,21 +47,21 @@ def _read_left(name: str, gpu: str | None, say: Callable[[str], object]) -> list
 
 
 def _told_apart(runs: list[RunReport]) -> list[RunReport]:
-    """Add the folder to the names of logs with equal file names, so that they do not count as repeats."""
-    counts = Counter(run.name for run in runs)
-    renamed = []
-    for run in runs:
-        if counts[run.name] > 1 and run.study is None and run.sources:
-            parent = Path(run.sources[0]).absolute().parent.name
-            run = replace(run, name=f"{parent}/{run.name}")
-        renamed.append(run)
-    again = Counter(run.name for run in renamed)
-    found = []
-    for run in renamed:
-        if again[run.name] > 1 and run.sources:
-            run = replace(run, name=run.sources[0])
-        found.append(run)
-    return found
+    """Lengthen equal names of logs, so that they do not count as repeats: by the folder, then to the whole path."""
+    for longer in (_with_folder, _whole_path):
+        counts = Counter(run.name for run in runs)
+        runs = [replace(run, name=longer(run)) if counts[run.name] > 1 and run.sources else run for run in runs]
+    return runs
+
+
+def _with_folder(run: RunReport) -> str:
+    if run.study is not None:
+        return run.name
+    return f"{Path(run.sources[0]).absolute().parent.name}/{run.name}"
+
+
+def _whole_path(run: RunReport) -> str:
+    return run.sources[0]
 
 
 def _read(name: str, gpu: str | None, say: Callable[[str], object]) -> list[RunReport]:

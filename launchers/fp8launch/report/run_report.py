@@ -219,25 +219,17 @@ class RunSetup:
 
     def tokens_per_s_per_gpu(self, lines: IterationTable) -> list[float]:
         """Return the speed at each line, from its step time; NaN if the time or a size is unknown."""
-        if not self.seq_length:
-            return [math.nan] * len(lines)
-        return self._per_s_per_gpu(lines, self.seq_length)
+        return self._per_s_per_gpu(lines, self.seq_length or math.nan)
 
     def samples_per_s_per_gpu(self, lines: IterationTable) -> list[float]:
         return self._per_s_per_gpu(lines, 1)
 
-    def _per_s_per_gpu(self, lines: IterationTable, of_a_sample: int) -> list[float]:
+    def _per_s_per_gpu(self, lines: IterationTable, of_a_sample: float) -> list[float]:
         speeds = []
         for samples, ms in zip(lines.column("global_batch_size"), lines.column("step_time_ms"), strict=True):
             seconds = ms / 1e3 * (self.world_size or 0)
             speeds.append(samples * of_a_sample / seconds if seconds > 0 else math.nan)
         return speeds
-
-    def mfu_denominator(self) -> dict[str, object] | None:
-        peak = self.peak_tflops
-        if not peak:
-            return None
-        return {"gpu": self.gpu, "dtype": self.dtype, "peak_tflops": peak}
 
     def as_json(self) -> dict[str, object]:
         fields = {name: value for name, value in vars(self).items() if name not in ("dump", "dtype")}

@@ -355,7 +355,7 @@ def _speed(kept: IterationTable, setup: RunSetup) -> Speed:
         tokens_per_s_per_gpu=tokens_statistic,
         tokens_source=tokens_source if tokens_statistic else None,
         mfu=statistic(t / peak for t in tflops) if peak else None,
-        mfu_denominator=setup.mfu_denominator(),
+        mfu_denominator={"gpu": setup.gpu, "dtype": setup.dtype, "peak_tflops": peak} if peak else None,
         energy_j_per_gpu=statistic(kept.column("energy_j_per_gpu")),
         timers_ms=_timers(kept),
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, CANCELLED, PLAN
 from fp8launch.injob.supervisor.health_rules import SLOW_NODE, HealthProblem
 from fp8launch.injob.supervisor.run_records import read_json
 from fp8launch.injob.supervisor.slow_node import SlowNode
@@ -20,7 +20,6 @@ from fp8launch.wording import counted
 SURVIVE = PLAN  # how the run continues; written at submission
 LOCAL_JOB = "local"  # the name of every job of a run on this machine
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*")
-CANCELLED = "cancelled"  # a file that prevents further attempts
 
 
 @dataclass(frozen=True)

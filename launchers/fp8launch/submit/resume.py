@@ -10,10 +10,10 @@ from typing import Any
 
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.injob.supervisor import checkpoints
+from fp8launch.injob.supervisor.attempt_log import CANCELLED
 from fp8launch.injob.supervisor.run_records import read_json
 from fp8launch.rundir.atomic_io import uninterrupted
 from fp8launch.rundir.attempts import (
-    CANCELLED,
     SURVIVE,
     allow_more,
     attempts_of,

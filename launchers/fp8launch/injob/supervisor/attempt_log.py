@@ -15,6 +15,7 @@ from fp8launch.injob.supervisor.run_records import read_json, write_json
 
 PLAN = "survive.json"
 ATTEMPTS = "attempts.json"
+CANCELLED = "cancelled"  # a file that prevents further attempts
 
 
 def _new() -> dict[str, Any]:

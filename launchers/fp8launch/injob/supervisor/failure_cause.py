@@ -65,7 +65,11 @@ def cause_of_end(run: Run, status: int, preempted: bool) -> Cause:
     if status == 0 or failure is None:
         return Cause("unknown")
     if failure.code in ("cancelled", STEP_CANCELLED):
-        return _cancelled(failure, output, run, preempted)
+        # The step was cancelled while the job runs, before the training could react.
+        asked = who_asked(run, preempted)
+        if asked != "signal":
+            return Cause(asked, None, failure.source)
+        return Cause("cancelled", node_of(failure.source, output, run), failure.source)
     node = _node_to_blame(failure, log, output, run)
     if failure.code == "killed" and node is not None:
         line = memory_kill_on(node, log, run)
@@ -81,14 +85,6 @@ def _asked_to_leave(exit_line: str, run: Run, preempted: bool) -> str:
     if "after receiving" in exit_line:
         return who_asked(run, preempted)
     return "time-limit"
-
-
-def _cancelled(failure: Failure, output: str, run: Run, preempted: bool) -> Cause:
-    """Return the cause if the step was cancelled while the job runs, before the training could react."""
-    asked = who_asked(run, preempted)
-    if asked != "signal":
-        return Cause(asked, None, failure.source)
-    return Cause("cancelled", node_of(failure.source, output, run), failure.source)
 
 
 def memory_kill_on(node: str, log: str, run: Run) -> str | None:

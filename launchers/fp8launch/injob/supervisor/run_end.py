@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN, batch_output
+from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, CANCELLED, PLAN, batch_output
 from fp8launch.injob.supervisor.log_lines import tail
 from fp8launch.injob.supervisor.run_records import MANIFEST, json_mapping
-from fp8launch.injob.supervisor.supervisor import CANCELLED
 
 # The status of a shell that SIGTERM ended. In its EXIT trap, bash shows the status of the last command instead: 0.
 _TERMINATED = (0, 143)

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints, continuation, hang_watchdog
-from fp8launch.injob.supervisor.attempt_log import Run, batch_output
+from fp8launch.injob.supervisor.attempt_log import CANCELLED, Run, batch_output
 from fp8launch.injob.supervisor.failure_cause import cause_of_cut_off, cause_of_end
 from fp8launch.injob.supervisor.failures import failures_of
 from fp8launch.injob.supervisor.health_rules import Event
@@ -39,7 +39,6 @@ from fp8launch.injob.supervisor.log_lines import say, tail
 from fp8launch.injob.supervisor.slow_node import SlowNode, recorded_in
 
 GIVEN_UP = 75  # "try again later" of sysexits.h: the training is not done
-CANCELLED = "cancelled"
 PHASE_END = "phase-end"
 WATCH_AGAIN = 60  # seconds before the watch starts again after an error
 
@@ -262,16 +261,15 @@ def answer_to(event: Event, run: Run) -> tuple[str, str]:
         return UNHEALTHY, f"{event.message}; there is no checkpoint of this run before it"
     if back and run.rewinds >= actions.max_rewinds:
         return UNHEALTHY, f"{event.message}; health.max_rewinds {actions.max_rewinds} is used up"
-    if not back:
-        for words in checkpoints.go_back_to(run.checkpoint, target):
-            say(words)
-        return UNHEALTHY, event.message
-    # Recorded before anything is renamed: should this process be killed, the next attempt meets the event again.
-    attempt["health"].update(rewound_to=target, skipped=[target + 1, event.until])
-    run.state["skip"] = [*run.state.get("skip", []), [target + 1, event.until]]
-    run.save()
+    if back:
+        # Recorded before anything is renamed: should this process be killed, the next attempt meets the event again.
+        attempt["health"].update(rewound_to=target, skipped=[target + 1, event.until])
+        run.state["skip"] = [*run.state.get("skip", []), [target + 1, event.until]]
+        run.save()
     for words in checkpoints.go_back_to(run.checkpoint, target):
         say(words)
+    if not back:
+        return UNHEALTHY, event.message
     skipped = f"the batches of iterations {target + 1} to {event.until} are skipped"
     return "rewind", f"{event.message}; back to checkpoint {target}, {skipped}"
 

@@ -36,7 +36,9 @@ def install() -> None:
     utils = importlib.import_module("megatron.core.datasets.utils")
     datasets = importlib.import_module("megatron.core.datasets")
     folder = Path(str(utils.__file__)).parent
-    if not _importable():
+    try:
+        importlib.import_module(HELPER)
+    except ImportError:
         built = _build(folder / "helpers.cpp")
         datasets.__path__.append(str(built.parent))
         importlib.invalidate_caches()
@@ -45,21 +47,18 @@ def install() -> None:
     setattr(utils, "compile_helpers", lambda: None)  # noqa: B010 (mypy knows no such name in a module found by name)
 
 
-def _importable() -> bool:
-    try:
-        importlib.import_module(HELPER)
-    except ImportError:
-        return False
-    return True
-
-
 def _build(source: Path) -> Path:
     """Compile `source` once per content, Python and machine. Return the file of the extension module."""
     if not source.is_file():
         raise HelperProblem(f"Megatron's dataset helper is not compiled and its source is missing: {source}")
+    cache = cache_folders.private_folder()
+    if cache is None:
+        raise HelperProblem(
+            "Megatron's dataset helper must be compiled, but no cache folder can be written; set XDG_CACHE_HOME"
+        )
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     key = hashlib.sha256(source.read_bytes() + suffix.encode()).hexdigest()[:16]
-    target = _cache_folder() / key / f"helpers_cpp{suffix}"
+    target = cache / key / f"helpers_cpp{suffix}"
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.parent / "lock"):
         if not target.is_file():
@@ -103,15 +102,6 @@ def _pybind11_headers() -> Path:
                 "Megatron's dataset helper must be compiled, but there are no pybind11 headers; pip install pybind11"
             ) from None
         return headers
-
-
-def _cache_folder() -> Path:
-    folder = cache_folders.private_folder()
-    if folder is None:
-        raise HelperProblem(
-            "Megatron's dataset helper must be compiled, but no cache folder can be written; set XDG_CACHE_HOME"
-        )
-    return folder
 
 
 @contextmanager

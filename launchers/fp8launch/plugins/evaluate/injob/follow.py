@@ -25,9 +25,8 @@ if __name__ == "__main__":
 
 from fp8launch.injob.rank import worker
 from fp8launch.injob.supervisor import checkpoint_owner, checkpoints
-from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, PLAN
+from fp8launch.injob.supervisor.attempt_log import ATTEMPTS, CANCELLED, PLAN
 from fp8launch.injob.supervisor.run_records import json_mapping
-from fp8launch.injob.supervisor.supervisor import CANCELLED
 from fp8launch.plugins.evaluate.injob import evaluate
 from fp8launch.plugins.evaluate.injob.folders import EVALUATIONS
 from fp8launch.plugins.evaluate.injob.programs import OutOfTime, run_program
