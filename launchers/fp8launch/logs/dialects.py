@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from fp8launch import plugin_registry
 from fp8launch.logs.lines import Iteration
 
-MEGATRON = "megatron"
-
 
 @dataclass(frozen=True)
 class Dialect:
@@ -27,11 +25,6 @@ class Dialect:
     name: str
     needle: bytes
     parse: Callable[[str], Iteration | None]
-
-
-def names() -> tuple[str, ...]:
-    """Return the names that an engine's description may use."""
-    return (MEGATRON, *plugin_registry.offered("log_dialects"))
 
 
 def others() -> tuple[Dialect, ...]:

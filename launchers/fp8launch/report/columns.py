@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fp8launch import plugin_registry
 from fp8launch.report.differences import settings_change_speed
 from fp8launch.report.rows import Ratio, Row, about_loss, in_units, scaling_modes
-from fp8launch.report.run_report import Statistic, json_list
+from fp8launch.report.run_report import Statistic, json_value
 from fp8launch.report.tables import Table
 from fp8launch.wording import rounded
 
@@ -101,9 +101,7 @@ def row_json(row: Row) -> dict[str, object]:
     """Return a row as the JSON report has it."""
     found: dict[str, object] = dict.fromkeys(plugin_registry.absent("comparison_columns"))
     for column in all_columns():
-        value = column.value(row)
-        as_json = getattr(value, "as_json", None)
-        found[column.name] = as_json() if as_json else value
+        found[column.name] = json_value(column.value(row))
     return found
 
 
@@ -160,8 +158,8 @@ def _runs(row: Row) -> list[dict[str, object]]:
                 "name": run.name,
                 "status": "missing" if run.absent else run.status,
                 "command": run.command,
-                "health": json_list(run.health),
-                "goodput": run.goodput and run.goodput.as_json(),
+                "health": run.health,
+                "goodput": run.goodput,
             }
         )
     return runs

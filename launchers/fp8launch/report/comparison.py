@@ -29,7 +29,7 @@ from fp8launch.report.ratios import (
 )
 from fp8launch.report.read_run import NOT_SUBMITTED, SETTINGS, with_unset
 from fp8launch.report.rows import Published, Ratio, Row, about_loss, group_runs, scaling_modes
-from fp8launch.report.run_report import RunReport, json_list
+from fp8launch.report.run_report import RunReport, json_mapping
 from fp8launch.report.steady_state import RULE
 from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import and_more, counted
@@ -182,19 +182,20 @@ class Comparison:
         phases = {}
         for run in self.runs():
             if len(run.phases) > 1:
-                phases[run.name] = json_list(run.phases)
-        return {
+                phases[run.name] = run.phases
+        found = {
             "comparable": self.valid,
-            "reasons": list(self.problems),
+            "reasons": self.problems,
             "baseline": self.baseline,
             "rows": list(map(row_json, self.rows)),
-            "differences": json_list(self.differences),
-            "parity": json_list(self.parities),
+            "differences": self.differences,
+            "parity": self.parities,
             "phases": phases,
             "price_per_gpu_hour": self.price_per_gpu_hour,
-            "notes": list(self.notes),
+            "notes": self.notes,
             "rule": RULE,
         }
+        return json_mapping(found)
 
 
 def compare(

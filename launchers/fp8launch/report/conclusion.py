@@ -128,9 +128,7 @@ def _about_speed(comparison: Comparison, good: Sequence[Row]) -> str:
         )
     if len(scaled) > 1:
         return _scaling(scaled)
-    if len(good) > 1:
-        return "No two of these runs can be compared"
-    return _alone(good[0])
+    return "No two of these runs can be compared"
 
 
 def _settings_beyond_size(good: Sequence[Row]) -> bool:

@@ -33,9 +33,6 @@ class Interval:
     covers: Literal["runs", "iterations"]
     method: str
 
-    def as_json(self) -> dict[str, object]:
-        return dict(vars(self))
-
 
 def ratio_interval(ours: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Interval | None:
     """The interval of median(ours) / median(base). Each argument holds one sequence of positive values per run."""

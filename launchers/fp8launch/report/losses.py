@@ -130,7 +130,7 @@ class LossSummary:
         return self.smoothed
 
     def as_json(self) -> dict[str, object]:
-        return {**json_mapping(vars(self)), "seeds": self.seeds, "interval": self.interval and self.interval.as_json()}
+        return {**json_mapping(vars(self)), "seeds": self.seeds}
 
     @property
     def text(self) -> str:

@@ -17,7 +17,7 @@ from typing import Literal
 from fp8launch.report.differences import initialisation_differences, parity_differences
 from fp8launch.report.intervals import t_quantile
 from fp8launch.report.losses import Curve, average, first_loss_gone, losses, mean, relative, smooth
-from fp8launch.report.run_report import RunReport, json_mapping
+from fp8launch.report.run_report import RunReport
 from fp8launch.wording import signed_percent
 
 TOLERANCE = 0.02
@@ -73,9 +73,6 @@ class Parity:
         if self.diverged_at is not None:
             text += f", beyond it from iteration {self.diverged_at} on"
         return "; ".join([text, *self.reasons, *self.notes])
-
-    def as_json(self) -> dict[str, object]:
-        return json_mapping(vars(self))
 
 
 def parity(variant: Sequence[RunReport], base: Sequence[RunReport], tolerance: float, names: tuple[str, str]) -> Parity:

@@ -13,7 +13,7 @@ from fp8launch.report.goodput import goodput_of_runs
 from fp8launch.report.intervals import Interval
 from fp8launch.report.losses import LossSummary, loss_summary, ranked_by_loss
 from fp8launch.report.machines import compressed
-from fp8launch.report.run_report import RunReport, Statistic, Unit, json_mapping, over_runs
+from fp8launch.report.run_report import RunReport, Statistic, Unit, over_runs
 from fp8launch.report.variant_labels import variant_labels
 from fp8launch.untyped import as_int
 from fp8launch.wording import counted, for_hardware
@@ -54,7 +54,7 @@ class Ratio:
         return {
             "value": self.value,
             "unit": self.unit,
-            "ci95": self.interval and self.interval.as_json(),
+            "ci95": self.interval,
             "distinguishable": self.distinguishable if self.interval else None,
             "against": self.against,
             "comparable": self.comparability.comparable,
@@ -83,9 +83,6 @@ class Published:
     source: str
     ratio: float | None
     notes: tuple[str, ...]
-
-    def as_json(self) -> dict[str, object]:
-        return json_mapping(vars(self))
 
 
 @dataclass(frozen=True, eq=False)

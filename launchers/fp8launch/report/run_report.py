@@ -40,10 +40,10 @@ def json_list(items: Iterable[HasJson]) -> list[Mapping[str, object]]:
 
 
 def json_mapping(fields: Mapping[str, object]) -> dict[str, object]:
-    return {str(name): _json_value(value) for name, value in fields.items()}
+    return {str(name): json_value(value) for name, value in fields.items()}
 
 
-def _json_value(value: object) -> object:
+def json_value(value: object) -> object:
     """Replace values that JSON cannot represent: NaN and infinity become None, anything else its text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -52,7 +52,7 @@ def _json_value(value: object) -> object:
     if isinstance(value, Mapping):
         return json_mapping(value)
     if isinstance(value, list | tuple | set):
-        return list(map(_json_value, value))
+        return list(map(json_value, value))
     if hasattr(value, "as_json"):
         return json_mapping(value.as_json())
     if is_dataclass(value):
@@ -104,7 +104,7 @@ class Statistic:
                 "runs": list(self.runs),
                 "iqr": self.iqr,
                 "n": self.n,
-                "ci95_mean": self.interval and self.interval.as_json(),
+                "ci95_mean": self.interval,
             }
         return {name: getattr(self, name) for name in ("median", "mean", "min", "max", "iqr", "n")}
 
