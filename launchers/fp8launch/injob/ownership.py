@@ -108,13 +108,6 @@ def why_others_may_change(place: Path) -> str | None:
     return None
 
 
-def make_private_folder(folder: Path) -> None:
-    """Make a folder and its missing parents for this user only, whatever the umask. Raises OSError."""
-    for part in [*reversed(folder.parents), folder]:
-        if not part.is_dir():
-            part.mkdir(mode=0o700, exist_ok=True)
-
-
 def take_write_permission(folder: Path) -> None:
     """Make a file, or a folder with its content, writable for its owner only."""
     for path in (folder, *folder.rglob("*")):

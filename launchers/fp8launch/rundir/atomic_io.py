@@ -60,12 +60,12 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def make_folders(path: Path) -> None:
-    """Create a folder and its missing parents. They are never world-writable, whatever the umask."""
+def make_folders(path: Path, mode: int = 0o755) -> None:
+    """Create a folder and its missing parents. Their mode is at most `mode`, whatever the umask. Raises OSError."""
     for folder in [*reversed(path.parents), path]:
         if not folder.is_dir():
             with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o755)
+                folder.mkdir(mode=mode)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 

@@ -102,10 +102,6 @@ class Run:
         return sum(1 for attempt in self._since_resumed if attempt.get("cause") == "rewind")
 
     @property
-    def limits(self) -> retry_policy.Limits:
-        return retry_policy.Limits(self.plan["attempts"], self.plan["stuck"])
-
-    @property
     def trained(self) -> bool:
         """Return whether the newest checkpoint belongs to the last iteration."""
         planned = self.plan["iterations"]
@@ -152,8 +148,9 @@ class Run:
         attempt = self.attempts[-1]
         after = checkpoints.latest(self.checkpoint)
         end = retry_policy.Ended(cause, attempt["before"], after, node, detail)
+        limits = retry_policy.Limits(self.plan["attempts"], self.plan["stuck"])
         decision = retry_policy.decide(
-            end, self.used, self.used_without_progress, self.limits, self.plan["rules"], self.ended_without_progress
+            end, self.used, self.used_without_progress, limits, self.plan["rules"], self.ended_without_progress
         )
         excluded = decision.exclude.split(",") if decision.exclude else []
         if slow is not None and decision.continues and slow not in excluded:

@@ -19,11 +19,12 @@ from typing import Any
 
 import fp8launch.injob.rank
 import fp8launch.plugins.prove
-from fp8launch.injob.ownership import make_private_folder, why_not_own, why_others_may_replace
+from fp8launch.injob.ownership import why_not_own, why_others_may_replace
 from fp8launch.plugins.prove.judge import Check, Difference
 from fp8launch.plugins.prove.settings import CUDA
 from fp8launch.plugins.prove.work import Findings, Work
 from fp8launch.plugins.validators.megatron_core import cache_folder as megatron_folder
+from fp8launch.rundir.atomic_io import make_folders
 
 # An entry has some kilobytes. The older half of more entries is removed.
 MOST_ENTRIES = 2000
@@ -65,7 +66,7 @@ def keep(entry: Path | None, findings: Findings) -> None:
     if entry is None or findings.unknown:
         return
     with contextlib.suppress(OSError):
-        make_private_folder(entry.parent)
+        make_folders(entry.parent, 0o700)
         written = entry.with_name(f".{entry.name}-{os.getpid()}")
         written.write_text(json.dumps(asdict(findings)), encoding="utf-8")
         written.replace(entry)

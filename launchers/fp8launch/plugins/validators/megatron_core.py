@@ -14,7 +14,6 @@ from pathlib import Path
 
 from fp8launch.diagnostics import MACHINE_LACKS, error
 from fp8launch.injob.ownership import (
-    make_private_folder,
     take_write_permission,
     why_others_may_change,
     why_others_may_replace,
@@ -23,6 +22,7 @@ from fp8launch.megatron.schema import load_schema
 from fp8launch.megatron.versions import WHEELS, Release, release
 from fp8launch.plugins.validators import wheels
 from fp8launch.plugins.validators.wheels import NotFetched, Wheel, fetch
+from fp8launch.rundir.atomic_io import make_folders
 
 # The file that shows that a folder has Megatron-Core with its training part, which wheels contain since 0.17.
 _ARGUMENTS = Path("megatron/training/arguments.py")
@@ -146,7 +146,7 @@ def _unpacked(wheel: Path) -> Path:
             return target
         if target.is_dir() or why_others_may_replace(target):
             return wheel
-        make_private_folder(target.parent)
+        make_folders(target.parent, 0o700)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as folder:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(Path(folder) / "site")

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fp8launch.injob.ownership import make_private_folder, why_not_own, why_others_may_replace
+from fp8launch.injob.ownership import why_not_own, why_others_may_replace
 from fp8launch.plugins.validators.megatron_core import cache_folder, site_of
 from fp8launch.plugins.validators.verdicts import WORKER_FILES, MegatronVerdict, Request, validate, verdict_from_json
+from fp8launch.rundir.atomic_io import make_folders
 
 # An entry has about 300 bytes. The older half of more entries is removed.
 MOST_ENTRIES = 4000
@@ -108,7 +109,7 @@ def _keep(verdicts: Sequence[tuple[Path | None, MegatronVerdict]]) -> None:
         return
     folder = certain[0][0].parent
     with contextlib.suppress(OSError):
-        make_private_folder(folder)
+        make_folders(folder, 0o700)
         for entry, verdict in certain:
             written = folder / f".{entry.name}-{os.getpid()}"
             written.write_text(json.dumps(asdict(verdict)), encoding="utf-8")

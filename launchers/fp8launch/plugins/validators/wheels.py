@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8launch.injob.ownership import (
-    make_private_folder,
     take_write_permission,
     why_others_may_change,
     why_others_may_replace,
 )
+from fp8launch.rundir.atomic_io import make_folders
 
 DOWNLOAD_SECONDS = 30
 RETRY_SECONDS = 3600
@@ -81,7 +81,7 @@ def fetch(
     if reason is not None:
         raise NotFetched(f"nothing is fetched to {folder}, where other users could replace it: {reason}")
     try:
-        make_private_folder(folder)
+        make_folders(folder, 0o700)
         # Of several processes at once one downloads; the others wait and find its wheel.
         with os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

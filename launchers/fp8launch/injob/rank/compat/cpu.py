@@ -152,13 +152,6 @@ def _replace_streams() -> None:
 # --- Where tensors live ---------------------------------------------------------------------------------------------
 
 
-def _host_if_device(argument: Any) -> Any:
-    """Return an argument of `Tensor.to` for the host. A number is not a device there."""
-    if isinstance(argument, (torch.device, str)):
-        return _host(argument)
-    return argument
-
-
 def _host(device: Any) -> Any:
     """Return the host for a CUDA device (by name, number or torch.device), and other values unchanged."""
     if isinstance(device, torch.device):
@@ -183,7 +176,8 @@ class HostMemory(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if "device" in kwargs:
             kwargs["device"] = _host(kwargs["device"])
         if name == "to":
-            args = tuple(map(_host_if_device, args))
+            # A number is no device there.
+            args = tuple(_host(value) if isinstance(value, (torch.device, str)) else value for value in args)
         result = func(*args, **kwargs)
         if name == "type" and isinstance(result, str) and args[0].device.type != "meta":
             # Megatron's optimizers read the name of a parameter's type, and know only CUDA types.
