@@ -11,13 +11,12 @@ nodes     how long the forward pass takes on each node, from rank 0 (`injob/rank
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from fp8launch.injob.supervisor.log_lines import bounded_int, clean
+from fp8launch.injob.supervisor.log_lines import clean, json_object
 
 MARKER = b"fp8launch-"
 EvidenceKind = Literal["probe", "kernels", "node", "profile", "tensors", "sharding", "nodes"]
@@ -47,10 +46,7 @@ def parse_evidence(line: str, offset: int = 0) -> Evidence | None:
     found = _BEGINNING.search(text)
     if found is None:
         return None
-    try:
-        data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(text, found.end())
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict):
+    data = json_object(text, found.end())
+    if data is None:
         return None
     return Evidence(cast(EvidenceKind, found[1]), offset, data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from pathlib import Path
 from fp8launch.diagnostics import ANSWER_IS_NO, error
 from fp8launch.injob.supervisor.log_lines import split_prefix, without_colours
 from fp8launch.logs import scan_file
+from fp8launch.logs.evidence import parse_evidence
 from fp8launch.logs.field_names import LOSS_PREFIX
 from fp8launch.logs.open_log import open_log
 
-_NODE = "fp8launch-node: "
 _LABEL = re.compile(r" {0,20}(\d{1,6}): ")
 # Longer lines are cut.
 _LONGEST = 1 << 20
@@ -40,8 +39,9 @@ def lines_of_node(log: Path, node: str) -> Iterator[str]:
     """
     first: dict[str, int | None] = {}
     for line in _lines(log):
-        if (name := _node_named(split_prefix(line)[1])) is not None:
-            first.setdefault(name, _task(line))
+        evidence = parse_evidence(line)
+        if evidence and evidence.kind == "node" and "node" in evidence.data:
+            first.setdefault(str(evidence.data["node"]), _task(line))
     if node not in first:
         message = f"the log has no node '{node}'; nodes: {', '.join(sorted(first)) or 'none'}"
         raise error("unknown-node", message, "--node", "use one of these nodes", ANSWER_IS_NO)
@@ -55,15 +55,6 @@ def lines_of_node(log: Path, node: str) -> Iterator[str]:
 def _task(line: str) -> int | None:
     match = _LABEL.match(line)
     return int(match[1]) if match else None
-
-
-def _node_named(text: str) -> str | None:
-    if not text.startswith(_NODE):
-        return None
-    try:
-        return str(json.loads(text.removeprefix(_NODE))["node"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
 
 
 def as_csv(log: Path) -> str:

@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Progress:
     silent: float = 0.0
     longest: float = 0.0  # longest silence so far, once iterations are printed
     over: bool = False  # everything is written
-    checkpoint_seen: Any = field(default=None)  # the state of the checkpoint folder at the last check
+    checkpoint_seen: Any = None  # the state of the checkpoint folder at the last check
 
     def grown(self, size: int, text: str) -> None:
         """Record that the log now has `size` bytes, after `text` was appended."""

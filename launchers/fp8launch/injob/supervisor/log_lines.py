@@ -8,9 +8,11 @@ bar that ends in a carriage return.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from fp8launch.injob.regular_files import open_regular
 
@@ -60,6 +62,15 @@ def bounded_int(text: str) -> int:
     if len(text) > 40:
         raise ValueError(f"it has a number with {len(text)} digits")
     return int(text)
+
+
+def json_object(text: str, start: int = 0) -> dict[str, Any] | None:
+    """Return the JSON object at a position of a line, whatever follows it; None for anything else."""
+    try:
+        found, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:

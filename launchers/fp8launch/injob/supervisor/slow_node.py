@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fp8launch.injob.supervisor.log_lines import bounded_int
+from fp8launch.injob.supervisor.log_lines import json_object
 
 NODE_TIMES = "fp8launch-nodes: "
 # Starts the log line with which the supervisor asks the training to leave a slow node.
@@ -63,13 +63,8 @@ class NodeTimes:
 def node_times_in(line: str) -> NodeTimes | None:
     """Return the measurement in a log line, or None if there is none."""
     _, found, text = line.partition(NODE_TIMES)
-    if not found:
-        return None
-    try:
-        data, _ = json.JSONDecoder(parse_int=bounded_int).raw_decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return NodeTimes.of_json(data) if isinstance(data, dict) else None
+    data = json_object(text) if found else None
+    return None if data is None else NodeTimes.of_json(data)
 
 
 class SlowNode(NamedTuple):
@@ -193,8 +188,5 @@ def recorded_in(log: str) -> SlowNode | None:
     found = None
     for line in log.splitlines():
         if line.startswith(LEAVE):
-            try:
-                found = SlowNode.of_json(json.loads(line[len(LEAVE) :])) or found
-            except (ValueError, RecursionError):
-                continue
+            found = SlowNode.of_json(json_object(line, len(LEAVE))) or found
     return found
