@@ -480,3 +480,27 @@ def test_a_log_without_data_is_not_a_success(tmp_path: Path) -> None:
     log.write_text("hello\n")
     assert command(["parse", str(log)]) == 1
     assert command(["parse", str(log), "--json"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("ms", "spread", "iterations", "differ"),
+    [(1300, 5, 20, True), (1080, 5, 20, False), (1300, 400, 20, False), (1300, 5, 11, False)],
+    ids=["slower", "little", "noise", "few lines"],
+)
+def test_attempts_of_different_speed_are_named(
+    tmp_path: Path, ms: float, spread: float, iterations: int, differ: bool
+) -> None:
+    """Their times were pooled into one median, as if the node or the clock had not changed."""
+
+    def log(first: int, last: int, usual: float) -> str:
+        each = (line(i, 40, usual + spread * (7 * i % 11 - 5) / 5) for i in range(first, last + 1))
+        return "\n".join([dump(world_size=8, seq_length=4096), *each, ""])
+
+    (tmp_path / "1-0.log").write_text(log(1, 20, 1000))
+    (tmp_path / "2-0.log").write_text(log(21, 20 + iterations, ms))
+    found = parse_paths(sorted(tmp_path.glob("*.log")))
+    notes = [note for note in found.notes if "mix both speeds" in note]
+    if differ:
+        assert notes == ["a step took 1,000 ms in attempt 1 and 1,300 ms in attempt 2: the statistics mix both speeds"]
+    else:
+        assert notes == []

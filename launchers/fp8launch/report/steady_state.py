@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import statistics
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeVar
 
 from fp8launch.logs import IterationTable, LoggedProcesses, ParsedLog, Process
@@ -21,6 +22,8 @@ from fp8launch.wording import counted
 START_LINES = 2
 SLOW = 1.1
 FEWEST = 3
+# Lines that an attempt needs to be compared with the others.
+_COMPARED = 10
 
 RULE = (
     f"After each start, the first {START_LINES} lines are dropped (the second is a mean that includes the first), then "
@@ -136,7 +139,23 @@ def select_steady_state(attempts: LoggedProcesses, given_up: Mapping[str, int] =
         dropped["given up by a rewind"] = tuple(sorted(discarded))
     if superseded:
         dropped["repeated by a later attempt"] = tuple(superseded)
-    return SteadyState(lines, lines.take(kept), dropped, tuple(notes))
+    counted_lines = lines.take(kept)
+    return SteadyState(lines, counted_lines, dropped, (*notes, *_unequal_attempts(counted_lines)))
+
+
+def _unequal_attempts(kept: IterationTable) -> Iterator[str]:
+    """Name the fastest and the slowest attempt if they differ by more than their noise, as on another node."""
+    times: dict[float, list[float]] = {}
+    for attempt, ms in zip(kept.column(_ATTEMPT), kept.column("step_time_ms"), strict=True):
+        times.setdefault(attempt, []).append(ms)
+    speeds = [(*statistics.quantiles(ms, n=4), int(i) + 1) for i, ms in times.items() if len(ms) >= _COMPARED]
+    if len(speeds) < 2:
+        return
+    # The middle halves of the times must not overlap.
+    (_, best, high, fast), (low, worst, _, slow) = min(speeds, key=itemgetter(1)), max(speeds, key=itemgetter(1))
+    if low > high and worst > SLOW * best:
+        both = f"a step took {best:,.0f} ms in attempt {fast} and {worst:,.0f} ms in attempt {slow}"
+        yield f"{both}: the statistics mix both speeds"
 
 
 def _sizes(process: Process) -> dict[str, object]:
