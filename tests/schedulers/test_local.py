@@ -206,9 +206,13 @@ def test_a_named_script_runs_as_the_ranks_of_a_real_torchrun(home: Path, write: 
         pytest.skip("torch and megatron-core are not installed")
     program = write(
         "mine.py",
-        "import os, sys, pathlib\n"
-        "pathlib.Path(f'rank-{os.environ[\"RANK\"]}').write_text(repr((sys.argv[1:], os.environ['WORDS'])))\n"
-        "sys.exit(5 if os.environ['RANK'] == '1' else 0)\n",
+        "import os, sys, pathlib, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "pathlib.Path(f'rank-{rank}').write_text(repr((sys.argv[1:], os.environ['WORDS'])))\n"
+        # torchrun ends the other rank as soon as one fails.
+        "while rank == 1 and not pathlib.Path('rank-0').exists():\n"
+        "    time.sleep(0.05)\n"
+        "sys.exit(5 if rank == 1 else 0)\n",
     )
     recipe = write(
         "r.yaml",
