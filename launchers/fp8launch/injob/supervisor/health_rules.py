@@ -330,9 +330,13 @@ class _Rise:
     high: float
 
 
+def _medians(loss: Sequence[float]) -> list[float]:
+    return [statistics.median(loss[i : i + _LOSS_WINDOW]) for i in range(len(loss) - _LOSS_WINDOW + 1)]
+
+
 def _rises(loss: Sequence[float], noise: float, limits: HealthLimits) -> Iterator[_Rise]:
     """Find where the rolling median is above its lowest earlier value."""
-    medians = [statistics.median(loss[i : i + _LOSS_WINDOW]) for i in range(len(loss) - _LOSS_WINDOW + 1)]
+    medians = _medians(loss)
     lowest = medians[0] if medians else math.nan
     lows: list[float | None] = []
     for middle in medians:
@@ -364,7 +368,8 @@ def _jump(
     message = f"the loss rises from {worst.low:.4f} to {worst.high:.4f}"
     if worst.end == len(loss):
         return HealthProblem("loss-jump", "error", f"{message} and does not recover", first, number[-1])
-    return HealthProblem("loss-jump", "warning", f"{message} and recovers", first, number[worst.end - 1])
+    message += f" and falls again to {min(_medians(loss)[worst.end - _LOSS_WINDOW + 1 :]):.4f}"
+    return HealthProblem("loss-jump", "warning", message, first, number[worst.end - 1])
 
 
 def _starts_trained(arguments: Mapping[str, object]) -> bool:
