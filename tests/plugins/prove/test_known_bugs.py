@@ -42,6 +42,13 @@ DOCUMENTS = "megatron.eod_mask_loss=true"
 PER_TOKEN_DOCUMENTS = "megatron={calculate_per_token_loss: true, eod_mask_loss: true}"
 PREDICTION = "model.mtp_num_layers=1"
 MASKED = "megatron={reset_attention_mask: true, transformer_impl: local}"
+# Megatron refuses FSDP with one connection, which other layouts need.
+CONNECTIONS = "env={CUDA_DEVICE_MAX_CONNECTIONS: 32}"
+SHARDED = ("parallel.fsdp=megatron", CONNECTIONS, "resources.gpus_per_node=4")
+# With averages, Megatron-FSDP fails for models without experts.
+SUMMED = "megatron.ddp_average_in_collective=null"
+SHARDED_EXPERTS = (EXPERTS, "parallel={ep: 2, fsdp: megatron}", CONNECTIONS)
+TWO_INSTANCES = "megatron={num_distributed_optimizer_instances: 2}"
 INSTANCES = ("parallel={pp: 2, ep: 2}", "resources.gpus_per_node=8")
 # Advisory or report: its settings, the check that fails, a release that has it, and one that does not.
 BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
@@ -72,6 +79,19 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     "mtp-pertoken-local, not per token": (
         (PREDICTION, "batch.micro=2", "megatron={eod_mask_loss: true, reset_position_ids: true}"),
         "gradients", None, "0.19",
+    ),
+    "mfsdp-2n": ((*SHARDED_EXPERTS, SUMMED), "gradients", "0.19", None),
+    "mfsdp-2n, two ranks of each expert": (
+        (*SHARDED_EXPERTS, SUMMED, "resources.gpus_per_node=4"),
+        "gradients", None, "0.19",
+    ),
+    "fsdp-average": ((*SHARDED_EXPERTS, "resources.gpus_per_node=4"), "gradients", "0.18", None),
+    "mfsdp-instances-overlap": (
+        (*SHARDED, TWO_INSTANCES.replace("}", ", overlap_grad_reduce: null, overlap_param_gather: null}")),
+        "gradients", "0.17", None,
+    ),
+    "mfsdp-outer-sharding": (
+        (*SHARDED, TWO_INSTANCES.replace("}", ", outer_dp_sharding_strategy: optim}")), "grad_norm", "0.19", None,
     ),
     "override-sched-ignored": (("megatron.override_opt_param_scheduler=true",), "resume", "0.18", None),
     "override-sched-ignored, schedule of the checkpoint": (
@@ -124,6 +144,9 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
 }  # fmt: skip
 # Combinations of settings that are right: on two H100 they were measured to agree with one rank.
 RIGHT: dict[str, tuple[str, ...]] = {
+    "Megatron-FSDP, tensor parallel": ("parallel={tp: 2, sequence: auto, fsdp: megatron}", *SHARDED[1:], SUMMED),
+    "Megatron-FSDP in two instances": (*SHARDED, TWO_INSTANCES),
+    "Megatron-FSDP of the optimizer only": ("parallel.fsdp=megatron_optim", *SHARDED[1:], SUMMED),
     "tied embeddings, norms of queries, full recomputation": (
         "model={untie_embeddings_and_output_weights: null, qk_layernorm: true}",
         "megatron={recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 1}",

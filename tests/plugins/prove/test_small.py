@@ -55,6 +55,18 @@ def test_two_stages_interleave_only_with_overlapped_transfers() -> None:
     assert reduce_layout(run.args.values, run.layout).text == "PP 4 (2 virtual stages) x DP 2"
 
 
+def test_two_optimizer_instances_keep_ranks_to_share_with() -> None:
+    run = prepare("llama8b_16gpu_tensorwise_h100", ["megatron.num_distributed_optimizer_instances=4"])
+    found = reduce_layout(run.args.values, run.layout)
+    assert found.text == "DP 4, Megatron-FSDP, 2 optimizer instances"
+    divided = small_run(run.args.values, run.layout)
+    assert divided.values["num_distributed_optimizer_instances"] == 2
+    assert divided.values["ckpt_format"] == "fsdp_dtensor"
+    alone = reference(divided).values
+    assert alone["ckpt_format"] == "torch_dist"
+    assert not [name for name in alone if "fsdp" in name or "instances" in name or "sharding" in name]
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_of_the_pack_has_a_small_run(recipe: str) -> None:
     run = prepare(recipe)

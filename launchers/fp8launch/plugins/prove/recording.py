@@ -15,11 +15,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fp8launch.plugins.prove import repairs, te_layers
+from fp8launch.plugins.prove import repairs, sharded, te_layers
 from fp8launch.plugins.prove.settings import CPU
 
 # Position of the gradient norm in what Megatron's `train_step` returns (0.17 to 0.19).
@@ -40,6 +41,7 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
              `members`: measure the gradient norm with all gradients but one tensor's set to zero, tensor by tensor
              `kinds`: note the classes of the modules that hold each tensor, whose source `settings_read` reads
              `save_loaded`: save what was loaded and stop
+             `start`: the checkpoint that a model of Megatron-FSDP starts from, whose end is saved as whole tensors
              `unused_weights`: keep weights that nothing reads, with which Megatron cannot save some models
     """
     lists = ("losses", "norms", "batches", "random", "rates", "microbatches")
@@ -55,7 +57,8 @@ def install(wanted: dict[str, Any], device: str) -> dict[str, Any]:
     _record_batches(record)
     _shorten_data()
     _let_loaders_draw_nothing()
-    _save_whole_at_the_end(training, record)
+    sharded.install(device, wanted.get("start"))
+    _save_whole_at_the_end(training, wanted, record)
     _change_start(training, wanted, record)
     return record
 
@@ -178,7 +181,7 @@ def _add(model: Any, optimizer: Any, seed: int, change: Callable[[torch.Tensor, 
     optimizer.reload_model_params()
 
 
-def _save_whole_at_the_end(training: Any, record: dict[str, Any]) -> None:
+def _save_whole_at_the_end(training: Any, wanted: dict[str, Any], record: dict[str, Any]) -> None:
     """Save the last checkpoint in the format in which every tensor is whole.
 
     The usual format of the distributed optimizer holds buckets, whose padding is never set. A checkpoint holds one copy
@@ -187,31 +190,36 @@ def _save_whole_at_the_end(training: Any, record: dict[str, Any]) -> None:
     save_checkpoint = training.save_checkpoint
 
     @functools.wraps(save_checkpoint)
-    def save(iteration: int, *arguments: Any, **named: Any) -> Any:
+    def save(iteration: int, model: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
         args = training.get_args()
         if iteration != args.train_iters:
-            return save_checkpoint(iteration, *arguments, **named)
+            return save_checkpoint(iteration, model, optimizer, *arguments, **named)
         stated = args.dist_ckpt_optim_fully_reshardable
         args.dist_ckpt_optim_fully_reshardable = args.use_distributed_optimizer
         try:
-            with _whole_buckets():
-                result = save_checkpoint(iteration, *arguments, **named)
-            record["weights"] = _summaries(arguments[0])
-            return result
+            if wanted.get("start"):
+                sharded.save(model[0], optimizer, Path(args.save, f"iter_{iteration:07d}"))
+            else:
+                with _whole_buckets():
+                    save_checkpoint(iteration, model, optimizer, *arguments, **named)
+            record["weights"] = _summaries(model)
         finally:
             args.dist_ckpt_optim_fully_reshardable = stated
 
     training.save_checkpoint = save
 
 
+def _unwrapped(model: Any) -> Any:
+    return importlib.import_module("megatron.core.utils").unwrap_model(model)
+
+
 def _summaries(model: Any) -> dict[str, list[float]]:
     """Return the norm and the sum of every part of a weight on this rank, by its name and its place in the tensor."""
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     mapping: Any = importlib.import_module("megatron.core.dist_checkpointing.mapping")
-    unwrap = importlib.import_module("megatron.core.utils").unwrap_model
     found = {}
-    for chunk in unwrap(model):
-        state = chunk.sharded_state_dict()
+    for chunk in model if sharded.is_sharded(model[0]) else _unwrapped(model):
+        state = sharded.whole_weights(chunk) if sharded.is_sharded(chunk) else chunk.sharded_state_dict()
         mapping.apply_factories(state)
         for entry in nested_values(state):
             if isinstance(entry, mapping.ShardedTensor) and entry.data.is_floating_point():
@@ -280,7 +288,7 @@ def _measure_members(model: Any, optimizer: Any, found: dict[str, float]) -> Non
 def _members(model: Any, optimizer: Any) -> dict[str, float]:
     gradients: dict[str, list[torch.Tensor]] = {}
     for key, weight in _named_weights(model):
-        gradients.setdefault(key, []).append(weight.main_grad)
+        gradients.setdefault(key, []).append(_gradient(weight))
     everywhere: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everywhere, sorted(gradients))
     every = [gradient for several in gradients.values() for gradient in several]
@@ -300,11 +308,22 @@ def _members(model: Any, optimizer: Any) -> dict[str, float]:
     return norms
 
 
+def _gradient(weight: Any) -> torch.Tensor:
+    """Return what the optimizer reads as the gradient of a weight, or of the part of it that this rank has."""
+    if not hasattr(weight, "orig_param"):
+        gradient: torch.Tensor = weight.main_grad
+        return gradient
+    # Without a part of the weight there is no gradient.
+    return torch.empty(0) if weight.grad is None else weight.grad._local_tensor
+
+
 def _named_weights(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield every trained weight of this rank with its name in a checkpoint, which no layout changes."""
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
-    unwrap = importlib.import_module("megatron.core.utils").unwrap_model
-    for chunk in unwrap(model):
+    if sharded.is_sharded(model[0]):
+        yield from sharded.named_weights(model[0])
+        return
+    for chunk in _unwrapped(model):
         state = chunk.sharded_state_dict()
         by_address = {}
         for entry in nested_values(state):

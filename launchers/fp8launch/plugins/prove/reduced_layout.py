@@ -18,15 +18,26 @@ MICROBATCHES = 4
 
 @dataclass(frozen=True)
 class Reduced:
-    """The layout of a proof. `etp` is the tensor parallel size of experts; `lost` names kinds that did not fit."""
+    """The layout of a proof. `etp` is the tensor parallel size of experts; `lost` names kinds that did not fit.
+
+    `instances` is the number of groups of data-parallel ranks that each hold all of the optimizer, and `fsdp` whether
+    Megatron-FSDP divides weights or their state.
+    """
 
     layout: Layout
     etp: int
     lost: tuple[str, ...] = ()
+    instances: int = 1
+    fsdp: bool = False
 
     @property
     def text(self) -> str:
-        return layout_text(self.layout, self.etp)
+        text = layout_text(self.layout, self.etp)
+        if self.fsdp:
+            text += ", Megatron-FSDP"
+        if self.instances > 1:
+            text += f", {self.instances} optimizer instances"
+        return text
 
 
 def layout_text(layout: Layout, etp: int | None = None) -> str:
@@ -121,6 +132,15 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
             dp *= 2
         else:
             lost.append(f"data parallelism of experts ({expert_dp})")
+    instances = values.get("num_distributed_optimizer_instances")
+    instances = instances if isinstance(instances, int) else 1
+    smallest = min(layout.dp * layout.cp, expert_dp) if experts else layout.dp * layout.cp
+    # Each of two instances keeps data parallelism of its own.
+    if smallest > instances > 1 and min(dp * cp, tp * cp * dp // ranks_of_experts) == 2:
+        if tp * pp * cp * dp * 2 <= MOST_RANKS:
+            dp *= 2
+        else:
+            lost.append(f"data parallelism within an optimizer instance ({smallest // instances})")
     if layout.tp > tp == 1:
         lost.append(f"tensor parallelism of sparse attention ({layout.tp})")
     if layout.cp > cp == 1:
@@ -134,4 +154,4 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
         layout, world=tp * pp * cp * dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, dp=dp, global_batch=batch,
         microbatches=microbatches,
     )  # fmt: skip
-    return Reduced(small, small_etp, tuple(lost))
+    return Reduced(small, small_etp, tuple(lost), min(instances, 2), bool(values.get("use_megatron_fsdp")))

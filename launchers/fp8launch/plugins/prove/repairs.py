@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+SUM = torch.distributed.ReduceOp.SUM
+
 
 def save_empty_optimizers() -> None:
     """Let the distributed optimizer save a stage without experts, whose optimizer of experts has no parameters.
@@ -60,6 +62,30 @@ def leave_out_unused_output_weights() -> None:
             self.output_layer.weight = None
 
     gpt_model.__init__ = initialize_without
+
+
+def average_over_gloo() -> None:
+    """Let gloo compute averages, for which it has no operation. Call this before Megatron is imported."""
+    distributed: Any = torch.distributed
+    reduce_scatter, all_reduce = distributed.reduce_scatter_tensor, distributed.all_reduce
+
+    @functools.wraps(reduce_scatter)
+    def average_parts(
+        output: torch.Tensor, input: torch.Tensor, op: Any = SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        return reduce_scatter(output, *_as_sum(input, op, group), group, async_op)
+
+    @functools.wraps(all_reduce)
+    def average(tensor: torch.Tensor, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+        return all_reduce(*_as_sum(tensor, op, group), group, async_op)
+
+    distributed.reduce_scatter_tensor, distributed.all_reduce = average_parts, average
+
+
+def _as_sum(tensor: torch.Tensor, op: Any, group: Any) -> tuple[torch.Tensor, Any]:
+    if op != torch.distributed.ReduceOp.AVG:
+        return tensor, op
+    return tensor.div_(torch.distributed.get_world_size(group)), SUM
 
 
 def exchange_uneven_parts() -> None:

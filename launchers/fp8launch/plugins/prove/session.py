@@ -18,7 +18,7 @@ from typing import Any
 from fp8launch.megatron.flag_problems import emit_argv
 from fp8launch.megatron.schema import load_schema
 from fp8launch.plugins.prove.settings import CPU, CUDA
-from fp8launch.plugins.prove.small import SmallRun
+from fp8launch.plugins.prove.small import FSDP, SmallRun
 from fp8launch.plugins.rehearse.server import Server
 from fp8launch.plugins.rehearse.workers import POLL_SECONDS, Limits, Request, Result, Worker
 from fp8launch.wording import shortened
@@ -167,7 +167,10 @@ class Session:
     def _task(self, training: Training) -> dict[str, Any]:
         values = dict(training.run.values)
         values |= {"save": self._saved(training.name), "save_interval": training.save_interval}
-        if training.weights:
+        record = dict(training.record)
+        if training.weights and values.get(FSDP):
+            record["start"] = self._iteration(training.weights, 1)
+        elif training.weights:
             values["pretrained_checkpoint"] = self._saved(training.weights)
         if training.resumes:
             values |= {"load": self._saved(training.resumes), "ckpt_step": training.at}
@@ -179,7 +182,7 @@ class Session:
             "folder": str(self.place / training.name),
             "world": training.run.layout.world,
             "argv": list(emit_argv(values, load_schema(self.version))),
-            "record": dict(training.record),
+            "record": record,
         }
 
     def _saved(self, name: str) -> str:

@@ -23,7 +23,7 @@ _GPU = "needs a GPU"
 _NCCL = "needs NCCL"
 _UNKNOWN = "`prove` does not know it"
 _VARIANT = "experimental_attention_variant"
-_FSDP = "the proof trains without FSDP"
+_FSDP = "the proof trains without FSDP2"
 _ADAM = "the proof trains with Adam"
 _LOCAL = "only Megatron's own layers read it"
 
@@ -55,11 +55,10 @@ _LEFT_OUT = {
         ep_overlap_* symmetric_ar_type optimizer_cuda_graph dsa_kernel_backend
     """,
     _FSDP: """
-        use_megatron_fsdp use_torch_fsdp2 use_custom_fsdp data_parallel_sharding_strategy fsdp_* megatron_fsdp_*
-        torch_fsdp2_* outer_dp_sharding_strategy suggested_communication_unit_size
+        use_torch_fsdp2 use_custom_fsdp torch_fsdp2_*
     """,
     _NCCL: """
-        nccl_* use_nccl_* use_sharp sharp_* ddp_average_in_collective use_tp_pp_dp_mapping create_all_gather_*
+        nccl_* use_nccl_* fsdp_manual_registration use_sharp sharp_* use_tp_pp_dp_mapping create_all_gather_*
         pipeline_model_parallel_comm_backend
     """,
     "its padding is larger than the small model": "ddp_pad_buckets_for_high_nccl_busbw",
@@ -122,7 +121,8 @@ _DIVIDES = """
     delay_grad_reduce no_delay_grad_reduce standalone_embedding_stage batch_p2p_* no_batch_p2p_* mtp_use_repeated_*
     mtp_standalone_* pipeline_model_parallel_layout decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers
     account_for_*_in_pipeline_split no_gradient_reduce_div_fusion no_scatter_gather_tensors_in_pipeline
-    align_* no_align_*
+    align_* no_align_* use_megatron_fsdp data_parallel_sharding_strategy outer_dp_sharding_strategy fsdp_*
+    megatron_fsdp_* suggested_communication_unit_size
 """
 
 # Flags of the model, the loss and the optimizer that a CPU computes. `divides` lists the others.

@@ -65,6 +65,8 @@ RECOMPUTED_BY_TE = ("moe_act",)
 _LISTS = FREQUENCIES
 RESHARDABLE = "dist_ckpt_optim_fully_reshardable"
 RAMP = "rampup_batch_size"
+FSDP = "use_megatron_fsdp"
+INSTANCES = "num_distributed_optimizer_instances"
 # Balancing that treats every sequence alone, so that no loss depends on the micro batch size.
 _BALANCED_BY_SEQUENCE = {"none", "seq_aux_loss"}
 
@@ -220,6 +222,11 @@ def _small(
     small["global_batch_size"] = reduced.layout.global_batch
     small |= {**_ALWAYS, **(_cpu_flags() if device == CPU else {"transformer_impl": "transformer_engine"})}
     small |= {**course, **stated}
+    if small.get(FSDP):
+        small |= {"ckpt_format": "fsdp_dtensor", RESHARDABLE: None}
+        if device == CPU:
+            # Gloo cannot scale while it sums.
+            small["no_gradient_reduce_div_fusion"] = True
     if device == CPU and masks_documents(values):
         small |= {RESET_MASK: True, "no_create_attention_mask_in_dataloader": None}
     return SmallRun({name: value for name, value in small.items() if value is not None}, reduced.layout)
@@ -238,7 +245,7 @@ def reference(run: SmallRun) -> SmallRun:
     values["make_vocab_size_divisible_by"] = _int(run.values, "make_vocab_size_divisible_by") * run.layout.tp
     layout = run.layout
     micro_batch = layout.micro_batch if _depends_on_micro_batch(run) else 1
-    values["micro_batch_size"] = micro_batch
+    values |= {"micro_batch_size": micro_batch, "ckpt_format": _ALWAYS["ckpt_format"]}
     alone = replace(
         layout, world=1, tp=1, pp=1, vp=1, cp=1, ep=1, dp=1, micro_batch=micro_batch,
         microbatches=layout.global_batch // micro_batch,
@@ -268,6 +275,7 @@ def _layout_flags(values: Mapping[str, FlagValue], reduced: Reduced) -> dict[str
         "num_virtual_stages_per_pipeline_rank": layout.vp if layout.vp > 1 else None,
         "micro_batch_size": layout.micro_batch,
         "context_parallel_size": layout.cp if layout.cp > 1 else None,
+        INSTANCES: reduced.instances if reduced.instances > 1 else None,
     }
     if values.get("num_experts"):
         found |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": reduced.etp}

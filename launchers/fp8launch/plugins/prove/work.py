@@ -20,7 +20,7 @@ from fp8launch.plugins.prove.resuming import (
     why_not_saved,
 )
 from fp8launch.plugins.prove.session import NoVerdict, Reference, Session, Training
-from fp8launch.plugins.prove.small import SmallRun, reference, resharded_runs, resumed_run, small_run
+from fp8launch.plugins.prove.small import FSDP, SmallRun, reference, resharded_runs, resumed_run, small_run
 from fp8launch.plugins.prove.trials import Trial, by_relevance, trials_of
 from fp8launch.plugins.prove.uneven import stages_were_evened
 
@@ -257,6 +257,8 @@ def _resume(session: Session, run: SmallRun, record: Mapping[str, Any]) -> Check
 
 def _reshard(session: Session, reshard: Reshard, record: Mapping[str, Any]) -> Check | str:
     """Return the verdict on a run that is resumed in another layout, or the reason for having none."""
+    if reshard.before.values.get(FSDP) or reshard.after.values.get(FSDP):
+        return "reshard: not compared for checkpoints of Megatron-FSDP"
     name = session.new_name("the course")
     record = {**record, "unused_weights": True}
     try:

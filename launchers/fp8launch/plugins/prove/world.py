@@ -88,6 +88,9 @@ def _fork(task: dict[str, Any], folder: Path, rank: int, ports: int) -> int:
             RANK=str(rank), WORLD_SIZE=world, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=world, MASTER_ADDR=_HOST,
             MASTER_PORT=str(int.from_bytes(os.read(ports, _PORT_BYTES), "big")), TORCHELASTIC_USE_AGENT_STORE="True",
         )  # fmt: skip
+        if "--use-megatron-fsdp" in task["argv"]:
+            # Megatron refuses 1, which other layouts need.
+            os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
         if task["device"] == CUDA:
             os.environ["NCCL_HOSTID"] = f"rank{rank}"
             if task["repeatable"]:

@@ -253,7 +253,8 @@ def _resume_with_torch_adam(distributed_optimizer: Any) -> None:
         load_state_dict(self, state)
         if isinstance(self.optimizer, torch.optim.Adam):
             for group in self.optimizer.param_groups:
-                for parameter in group["params"]:
+                # The format of Megatron-FSDP has a step for each parameter.
+                for parameter in group["params"] if "step" in group else ():
                     self.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
 
     set_states = distributed_optimizer._set_main_param_and_optimizer_states
