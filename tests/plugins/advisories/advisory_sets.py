@@ -91,6 +91,15 @@ CASES: dict[str, Case] = {
         {**FSDP, "data_parallel_sharding_strategy": "optim", "no_gradient_accumulation_fusion": None},
         {"no_gradient_accumulation_fusion": True},
     ),
+    "mfsdp-2n": Case({**FSDP, **MOE, "expert_model_parallel_size": 8}, {"expert_model_parallel_size": 4}),
+    "mfsdp-instances-overlap": Case(
+        {**FSDP, "num_distributed_optimizer_instances": 2, "overlap_grad_reduce": None, "overlap_param_gather": None},
+        {"overlap_grad_reduce": True},
+    ),
+    "mfsdp-outer-sharding": Case(
+        {**FSDP, "num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": "optim"},
+        {"outer_dp_sharding_strategy": None},
+    ),
     "opfuser-fc2-bias": Case(
         {**MOE, "use_transformer_engine_op_fuser": True, "disable_bias_linear": None, "no_bias_dropout_fusion": True},
         {"disable_bias_linear": True},

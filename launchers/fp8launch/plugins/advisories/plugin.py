@@ -19,6 +19,8 @@ CODES = (
     "pp-isend-dealloc",
     "mfsdp-zero1-fusion",
     "mfsdp-2n",
+    "mfsdp-instances-overlap",
+    "mfsdp-outer-sharding",
     "opfuser-fc2-bias",
     "cuda-graph-buffers",
     "sinks-a2a-grad",

@@ -222,18 +222,54 @@ ADVISORIES: tuple[Advisory, ...] = (
     ),
     Advisory(
         id="mfsdp-2n",
-        when="Megatron-FSDP with optim_grads_params, unfused gradient accumulation, and DP 1 or EP equal to DP",
+        when="Megatron-FSDP that shards gradients, with several micro batches, unfused gradient accumulation, no "
+        "ddp_average_in_collective, and DP 1 or EP equal to DP",
         applies=lambda run: (
             run.on("use_megatron_fsdp")
-            and run.value("data_parallel_sharding_strategy") == "optim_grads_params"
+            and run.value("data_parallel_sharding_strategy") in ("optim_grads", "optim_grads_params")
             and not run.on("gradient_accumulation_fusion")
-            and (run.dp == 1 or run.ep == run.dp)
+            and not run.on("ddp_average_in_collective")
+            and not run.on("calculate_per_token_loss")
+            and run.layout.microbatches > 1
+            and (run.dp * run.cp == 1 or (run.experts and run.ep == run.dp * run.cp))
         ),
-        affected=UNDECIDED,
-        effect="gradients double with every micro batch if a buffer is sharded over a single rank",
-        fix="remove no_gradient_accumulation_fusion, or choose DP and EP so that no group has one rank",
+        affected=TO_0_19,
+        effect="gradients that a single rank holds are scaled again with every micro batch (measured on a CPU, with "
+        "two micro batches: those of experts are off by 31 %)",
+        fix="add ddp_average_in_collective without experts, or choose DP and EP so that no group has one rank",
         source=f"{ML}/issues/6660",
-        settings=("use_megatron_fsdp", "data_parallel_sharding_strategy"),
+        settings=("use_megatron_fsdp", "data_parallel_sharding_strategy", "expert_model_parallel_size"),
+    ),
+    Advisory(
+        id="mfsdp-instances-overlap",
+        when="Megatron-FSDP with several optimizer instances and without overlap_grad_reduce",
+        applies=lambda run: (
+            run.on("use_megatron_fsdp")
+            and run.number("num_distributed_optimizer_instances") > 1
+            and not run.on("overlap_grad_reduce")
+        ),
+        affected=TO_0_19,
+        effect="instances do not exchange gradients: each trains a model of its own, and a checkpoint holds one of "
+        "them (measured on a CPU)",
+        fix="add overlap_grad_reduce, or set num_distributed_optimizer_instances to 1",
+        source=f"{ML}/pull/4891",
+        settings=("use_megatron_fsdp", "num_distributed_optimizer_instances", "overlap_grad_reduce"),
+    ),
+    Advisory(
+        id="mfsdp-outer-sharding",
+        when="Megatron-FSDP with several optimizer instances and outer_dp_sharding_strategy optim",
+        applies=lambda run: (
+            run.on("use_megatron_fsdp")
+            and run.number("num_distributed_optimizer_instances") > 1
+            and run.value("outer_dp_sharding_strategy") == "optim"
+        ),
+        affected=TO_0_19,
+        effect="the gradient norm, with which gradients are clipped, leaves out the shards of other instances, and "
+        "gradients are summed instead of averaged (measured on a CPU, with DP 4 in two instances: 4 times too large, "
+        "2 times with ddp_average_in_collective)",
+        fix="remove outer_dp_sharding_strategy",
+        source=f"{ML}/pull/4891",
+        settings=("use_megatron_fsdp", "num_distributed_optimizer_instances", "outer_dp_sharding_strategy"),
     ),
     Advisory(
         id="opfuser-fc2-bias",
