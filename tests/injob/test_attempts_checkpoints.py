@@ -224,3 +224,12 @@ def test_what_cannot_be_read_is_not_removed(folder: Path) -> None:
 @needs_strace
 def test_a_tracker_that_cannot_be_read_does_not_name_a_new_run(folder: Path) -> None:
     assert under_error("EIO", folder / checkpoints.TRACKER, "latest", str(folder))[0].startswith("refused:")
+
+
+def test_whoever_shares_the_folder_may_save_the_next_checkpoint(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        checkpoints.point_at(tmp_path, 4)
+    finally:
+        os.umask(before)
+    assert (tmp_path / checkpoints.TRACKER).stat().st_mode & 0o777 == 0o664

@@ -58,13 +58,15 @@ def read_regular(file: Path, limit: int, follow: bool = True) -> bytes:
     return raw
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file, whole or not at all: a job may be killed at any moment. Links are not followed."""
+def write_whole(file: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file, whole or not at all: a job may be killed at any moment. Links are not followed.
+
+    With the usual `mode`, nobody else may write to it, whatever the umask: records decide which jobs are cancelled.
+    """
     new = file.with_name(f".{file.name}.new")
     with contextlib.suppress(FileNotFoundError):
         new.unlink()  # a killed job left it, or it is a link to another place
-    # Independent of the umask: records decide which jobs are cancelled, so nobody else may write to them.
-    with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as stream:
+    with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

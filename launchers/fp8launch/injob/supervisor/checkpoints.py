@@ -325,8 +325,8 @@ def _newest_whole(folder: Path, before: float = math.inf) -> int | None:
 
 
 def point_at(folder: Path, iteration: int) -> None:
-    """Make the tracker name an iteration."""
-    write_whole(folder / TRACKER, str(iteration))
+    """Make the tracker name an iteration. Whoever shares the folder may save the next checkpoint."""
+    write_whole(folder / TRACKER, str(iteration), mode=0o666)
 
 
 def prune(folder: Path, keep: int) -> list[int]:
