@@ -37,9 +37,10 @@ LATENT = (
 SPARSE = LATENT.replace("}", ", experimental_attention_variant: dsa, dsa_indexer_loss_coeff: 0.1, qk_layernorm: true}")
 LINEAR = "model={experimental_attention_variant: gated_delta_net, linear_attention_freq: 2}"
 BY_SEQUENCE = EXPERTS.replace("aux_loss,", "seq_aux_loss,")
-PER_TOKEN = "megatron.calculate_per_token_loss=true"
+# Megatron refuses averages with it.
+PER_TOKEN = "megatron={calculate_per_token_loss: true, ddp_average_in_collective: null}"
 DOCUMENTS = "megatron.eod_mask_loss=true"
-PER_TOKEN_DOCUMENTS = "megatron={calculate_per_token_loss: true, eod_mask_loss: true}"
+PER_TOKEN_DOCUMENTS = PER_TOKEN.replace("}", ", eod_mask_loss: true}")
 PREDICTION = "model.mtp_num_layers=1"
 MASKED = "megatron={reset_attention_mask: true, transformer_impl: local}"
 # Megatron refuses FSDP with one connection, which other layouts need.
@@ -55,7 +56,7 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     "etp-ne-tp-ep1, ETP 2": ((EXPERTS, "parallel.etp=2"), "gradients", "0.17", "0.19"),
     "etp-ne-tp-ep1, ETP 1": ((EXPERTS, "parallel={tp: 2, sequence: auto, etp: 1}"), "gradients", "0.17", "0.19"),
     "router-aux-pertoken-tp": (
-        (EXPERTS, "parallel={tp: 2, sequence: auto}", "megatron.calculate_per_token_loss=true"),
+        (EXPERTS, "parallel={tp: 2, sequence: auto}", PER_TOKEN),
         "gradients", "0.17", "0.19",
     ),
     "router-aux-pertoken-tp, context parallel": (
