@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,16 @@ class Site:
             return len(list(logs.glob("*.log"))) > before
 
         self.slurm.run("scontrol", "requeue", job)
-        wait_for(started_again, 600)
+        wait_for(lambda: "PENDING" in self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout, 60)
+        # Slurm waits because the node still removes the old job, and would remove the new one's script with it.
+        time.sleep(5)
+        try:
+            wait_for(started_again, 300)
+        except AssertionError as late:
+            seen = [
+                self.slurm.run(*words, check=False) for words in (("scontrol", "show", "job", job), ("sinfo", "-R"))
+            ]
+            raise AssertionError("\n".join([str(late), *(str(one) for one in seen)])) from None
 
     def log(self, run: str) -> Path:
         return sorted((self.runs / run / "logs").glob("*-*.log"))[-1]
