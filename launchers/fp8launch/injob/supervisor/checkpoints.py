@@ -317,7 +317,7 @@ def whole_iterations(folder: Path, up_to: int) -> list[int]:
 
 
 def _newest_whole(folder: Path, before: float = math.inf) -> int | None:
-    """Return the newest iteration before another one whose checkpoint is complete. Raises OSError."""
+    """Return the newest iteration below `before` whose checkpoint is complete. Raises OSError."""
     for iteration in reversed(iterations(folder)):
         if iteration < before and damage(place(folder, iteration)) is None:
             return iteration

@@ -234,8 +234,8 @@ ADVISORIES: tuple[Advisory, ...] = (
             and (run.dp * run.cp == 1 or (run.experts and run.ep == run.dp * run.cp))
         ),
         affected=TO_0_19,
-        effect="gradients that a single rank holds are scaled again with every micro batch (measured on a CPU, with "
-        "two micro batches: those of experts are off by 31 %)",
+        effect="gradients that are not divided among ranks are rescaled with every micro batch (measured on a CPU with "
+        "two micro batches: expert gradients are off by 31 %)",
         fix="add ddp_average_in_collective without experts, or choose DP and EP so that no group has one rank",
         source=f"{ML}/issues/6660",
         settings=("use_megatron_fsdp", "data_parallel_sharding_strategy", "expert_model_parallel_size"),
@@ -249,8 +249,8 @@ ADVISORIES: tuple[Advisory, ...] = (
             and not run.on("overlap_grad_reduce")
         ),
         affected=TO_0_19,
-        effect="instances do not exchange gradients: each trains a model of its own, and a checkpoint holds one of "
-        "them (measured on a CPU)",
+        effect="instances do not exchange gradients, so each trains a different model, and a checkpoint saves only one "
+        "(measured on a CPU)",
         fix="add overlap_grad_reduce, or set num_distributed_optimizer_instances to 1",
         source=f"{ML}/pull/4891",
         settings=("use_megatron_fsdp", "num_distributed_optimizer_instances", "overlap_grad_reduce"),

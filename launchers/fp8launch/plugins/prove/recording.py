@@ -217,9 +217,12 @@ def _summaries(model: Any) -> dict[str, list[float]]:
     """Return the norm and the sum of every part of a weight on this rank, by its name and its place in the tensor."""
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     mapping: Any = importlib.import_module("megatron.core.dist_checkpointing.mapping")
+    if sharded.is_sharded(model[0]):
+        states = [sharded.whole_weights(model[0])]
+    else:
+        states = [chunk.sharded_state_dict() for chunk in _unwrapped(model)]
     found = {}
-    for chunk in model if sharded.is_sharded(model[0]) else _unwrapped(model):
-        state = sharded.whole_weights(chunk) if sharded.is_sharded(chunk) else chunk.sharded_state_dict()
+    for state in states:
         mapping.apply_factories(state)
         for entry in nested_values(state):
             if isinstance(entry, mapping.ShardedTensor) and entry.data.is_floating_point():
@@ -319,21 +322,14 @@ def _gradient(weight: Any) -> torch.Tensor:
 
 def _named_weights(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield every trained weight of this rank with its name in a checkpoint, which no layout changes."""
-    nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     if sharded.is_sharded(model[0]):
         yield from sharded.named_weights(model[0])
         return
     for chunk in _unwrapped(model):
-        state = chunk.sharded_state_dict()
-        by_address = {}
-        for entry in nested_values(state):
-            if isinstance(getattr(entry, "data", None), torch.Tensor):
-                by_address[entry.data.data_ptr()] = entry.key
+        entries = sharded.entries_of(chunk)
         for name, weight in chunk.named_parameters():
             if weight.requires_grad:
-                # An FP8 weight has no address, and its entry holds a copy in bf16.
-                key = getattr(state.get(name), "key", None) or by_address.get(weight.data_ptr(), name)
-                yield key, weight
+                yield entries[name].key if entries[name] else name, weight
 
 
 # --- The settings that concern a tensor -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fp8launch.engines.base import Layout
 from fp8launch.megatron.arguments import FlagValue
-from fp8launch.megatron.model_arithmetic import expert_tensor_size
+from fp8launch.megatron.model_arithmetic import expert_tensor_size, whole
 from fp8launch.plugins.prove.settings import compares_tensor_parallel, masks_documents
 
 # Processes on this machine. Fewer kinds are compared where the kinds of a recipe together need more ranks.
@@ -132,10 +132,9 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
             dp *= 2
         else:
             lost.append(f"data parallelism of experts ({expert_dp})")
-    instances = values.get("num_distributed_optimizer_instances")
-    instances = instances if isinstance(instances, int) else 1
+    instances = whole(values, "num_distributed_optimizer_instances") or 1
     smallest = min(layout.dp * layout.cp, expert_dp) if experts else layout.dp * layout.cp
-    # Each of two instances keeps data parallelism of its own.
+    # Keep more than one data parallel rank per instance if the recipe has more.
     if smallest > instances > 1 and min(dp * cp, tp * cp * dp // ranks_of_experts) == 2:
         if tp * pp * cp * dp * 2 <= MOST_RANKS:
             dp *= 2

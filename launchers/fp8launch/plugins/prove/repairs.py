@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-SUM = torch.distributed.ReduceOp.SUM
+_SUM = torch.distributed.ReduceOp.SUM
 
 
 def save_empty_optimizers() -> None:
@@ -71,12 +71,12 @@ def average_over_gloo() -> None:
 
     @functools.wraps(reduce_scatter)
     def average_parts(
-        output: torch.Tensor, input: torch.Tensor, op: Any = SUM, group: Any = None, async_op: bool = False
+        output: torch.Tensor, input: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         return reduce_scatter(output, *_as_sum(input, op, group), group, async_op)
 
     @functools.wraps(all_reduce)
-    def average(tensor: torch.Tensor, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+    def average(tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
         return all_reduce(*_as_sum(tensor, op, group), group, async_op)
 
     distributed.reduce_scatter_tensor, distributed.all_reduce = average_parts, average
@@ -85,7 +85,7 @@ def average_over_gloo() -> None:
 def _as_sum(tensor: torch.Tensor, op: Any, group: Any) -> tuple[torch.Tensor, Any]:
     if op != torch.distributed.ReduceOp.AVG:
         return tensor, op
-    return tensor.div_(torch.distributed.get_world_size(group)), SUM
+    return tensor.div_(torch.distributed.get_world_size(group)), _SUM
 
 
 def exchange_uneven_parts() -> None:

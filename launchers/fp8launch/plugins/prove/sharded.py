@@ -1,8 +1,8 @@
 """Megatron-FSDP in a proof: start from whole weights, save whole tensors, and train on a CPU.
 
-Megatron-FSDP shards a model when it wraps it, and reads and writes checkpoints of its own format. So the start is
-loaded before that, and after the step every shard is gathered and saved as the tensor that it is a part of, by the name
-and the place that Megatron's distributed checkpoints give it.
+Megatron-FSDP shards a model as soon as it wraps it, and has a checkpoint format of its own. The start is therefore
+loaded before the model is wrapped. After the step, all shards are gathered, and whole tensors are saved under the names
+that they have in Megatron's distributed checkpoints.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -41,7 +41,7 @@ def install(device: str, start: str | None) -> None:
     def initialize_from_start(
         self: Any, config: Any, ddp_config: Any, module: Any, *options: Any, **named: Any
     ) -> None:
-        entries = _entries(module)
+        entries = entries_of(module)
         if start is not None:
             _load(module, entries, start)
         if device == CPU:
@@ -61,9 +61,8 @@ def is_sharded(chunk: Any) -> bool:
 
 def named_weights(chunk: Any) -> Iterator[tuple[str, Any]]:
     """Yield the part of every weight that this rank optimizes, with its name in a checkpoint."""
-    entries = getattr(chunk, _ENTRIES)
-    for name, weight in chunk.param_and_grad_buffer.optimizer_named_parameters:
-        yield entries[name].key, weight
+    for _, entry, weight in _with_entries(chunk):
+        yield entry.key, weight
 
 
 def whole_weights(chunk: Any) -> dict[str, Any]:
@@ -98,19 +97,20 @@ def _with_entries(chunk: Any) -> Iterator[tuple[str, Any, Any]]:
         yield name, entries[name], weight
 
 
-def _entries(module: Any) -> dict[str, Any]:
-    """Return what a checkpoint holds for each weight of a model that is not wrapped yet, by the weight's name."""
+def entries_of(module: Any) -> dict[str, Any]:
+    """Return the checkpoint entry of each weight of a model that is not sharded, by the weight's name; None without."""
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     state = module.sharded_state_dict()
     by_address = {}
     for entry in nested_values(state):
         if isinstance(getattr(entry, "data", None), torch.Tensor):
             by_address[entry.data.data_ptr()] = entry
-    return {
+    found = {}
+    for name, weight in module.named_parameters():
+        entry = state.get(name.removeprefix("module."))
         # An FP8 weight has no address, and its entry holds a copy in bf16.
-        name: state.get(name.removeprefix("module.")) or by_address[weight.data_ptr()]
-        for name, weight in module.named_parameters()
-    }
+        found[name] = entry if hasattr(entry, "key") else by_address.get(weight.data_ptr())
+    return found
 
 
 def _load(module: Any, entries: dict[str, Any], folder: str) -> None:

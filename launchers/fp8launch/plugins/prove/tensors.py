@@ -19,9 +19,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 _MOMENT = re.compile(r"^.*\bexp_avg\.")
 _OF_OPTIMIZER = re.compile(r"(^|\.)optimizer\.")
 FROM_MOMENT = 10.0
-# Arguments, the format of the file, names of groups in the log, and a count for the log, which Megatron-FSDP starts
-# again: a resumed run may differ in them.
-_ON_PURPOSE = ("args", "content_metadata", "default_config", "num_floating_point_operations_so_far")
+# Arguments, and the format of the file: a resumed run has other folders. The last one names groups in the log.
+_ON_PURPOSE = ("args", "content_metadata", "default_config")
 
 
 def read(folder: str) -> dict[str, torch.Tensor]:
