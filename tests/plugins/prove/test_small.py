@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -308,3 +309,23 @@ def test_gradients_of_delayed_scaling_are_compared_in_bf16() -> None:
     assert not [flag for flag in small_run(run.args.values, run.layout, "cuda").values if flag.startswith("fp8_")]
     assert resumed_run(run.args.values, run.layout, "cuda").values["fp8_recipe"] == "delayed"
     assert "earlier steps" in not_computed(run.args.values, "cuda")["fp8_format"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_deepep_is_computed_on_a_gpu_where_it_is_installed(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:
+        (tmp_path / "deep_ep.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    run = prepare("deepseek_v3_tensorwise_h100")
+    values = run.args.values
+    assert values["moe_token_dispatcher_type"] == "flex"
+    assert "moe_token_dispatcher_type" in not_computed(values, CPU)
+    assert ("moe_token_dispatcher_type" in not_computed(values, CUDA)) is not installed
+    divided = small_run(values, run.layout, CUDA)
+    assert divided.values["moe_token_dispatcher_type"] == ("flex" if installed else "alltoall")
+    assert ("moe_flex_dispatcher_backend" in divided.values) is installed
+    alone = reference(divided).values
+    assert alone["moe_token_dispatcher_type"] == "alltoall"
+    assert "moe_flex_dispatcher_backend" not in alone

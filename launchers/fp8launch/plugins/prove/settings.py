@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 
 from fp8launch.megatron.arguments import FlagValue
 
@@ -83,6 +84,9 @@ _ON_GPU = """
     moe_single_grouped_* *_glu_interleave_size
 """
 _ELSEWHERE = "not compared yet"
+FLEX, DISPATCHER = "flex", "moe_token_dispatcher_type"
+_BACKEND = "moe_flex_dispatcher_backend"
+_DEEPEP = f"{DISPATCHER} {_BACKEND} moe_enable_deepep moe_flex_dispatcher_num_sms moe_deepep_num_sms"
 _FP8 = """
     fp8_* first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 keep_fp8_*
     te_precision_config_file
@@ -159,8 +163,8 @@ def why_left_out(name: str, value: FlagValue, device: str = CPU) -> str | None:
 
 
 def _why_not_on_cpu(name: str, value: FlagValue) -> str | None:
-    if name == "moe_token_dispatcher_type":
-        return _GPU if value == "flex" else None
+    if name == DISPATCHER:
+        return _GPU if value == FLEX else None
     for reason, names in _LEFT_OUT.items():
         if _matches(name, names):
             # Off is what the proof computes anyway.
@@ -168,6 +172,14 @@ def _why_not_on_cpu(name: str, value: FlagValue) -> str | None:
     if value and has_part(name) and not divides(name) and not _matches(name, _COMPUTED):
         return _UNKNOWN
     return None
+
+
+def deepep_flags(values: Mapping[str, FlagValue], device: str) -> dict[str, FlagValue]:
+    """Return the flags for DeepEP of a run that exchanges tokens with it, if this machine can compute that."""
+    uses = values.get(DISPATCHER) == FLEX and values.get(_BACKEND) in (None, "deepep")
+    if not uses or device != CUDA or find_spec("deep_ep") is None:
+        return {}
+    return {name: value for name, value in values.items() if _matches(name, _DEEPEP)}
 
 
 def without_delayed_scaling(values: Mapping[str, FlagValue]) -> dict[str, FlagValue]:
@@ -223,6 +235,7 @@ def not_computed(values: Mapping[str, FlagValue], device: str = CPU) -> dict[str
     found = {}
     if device == CUDA and _scales_are_delayed(values):
         found["fp8_format"] = _HISTORY
+    computed = deepep_flags(values, device)
     for name, value in values.items():
         # 1 is what Megatron does without a size.
         if (
@@ -230,6 +243,7 @@ def not_computed(values: Mapping[str, FlagValue], device: str = CPU) -> dict[str
             and not (value == 1 and name.endswith("_size"))
             and (reason := why_left_out(name, value, device))
             and not (name == RESET_MASK and device == CPU and masks_documents(values))
+            and name not in computed
         ):
             found[name] = reason
     return found

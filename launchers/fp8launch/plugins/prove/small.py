@@ -13,8 +13,12 @@ from fp8launch.megatron.model_arithmetic import pattern_value
 from fp8launch.plugins.prove.reduced_layout import Reduced, reduce_layout, reduce_pair
 from fp8launch.plugins.prove.settings import (
     CPU,
+    CUDA,
+    DISPATCHER,
+    FLEX,
     RESET_MASK,
     compares_context_parallel,
+    deepep_flags,
     divides,
     has_part,
     masks_documents,
@@ -216,8 +220,8 @@ def _small(
     small |= _vocabulary(values, layout, reduced)
     if small.get("use_distributed_optimizer") and course is STEP:
         small[RESHARDABLE] = True
-    if values.get("moe_token_dispatcher_type") == "flex":
-        small["moe_token_dispatcher_type"] = "alltoall"
+    if values.get(DISPATCHER) == FLEX:
+        small |= deepep_flags(values, device) or {DISPATCHER: "alltoall"}
     small.pop("moe_router_force_load_balancing", None)
     small["global_batch_size"] = reduced.layout.global_batch
     small |= {**_ALWAYS, **(_cpu_flags() if device == CPU else {"transformer_impl": "transformer_engine"})}
@@ -238,6 +242,10 @@ def reference(run: SmallRun) -> SmallRun:
     It has micro batches of one sample, unless a larger micro batch has a legitimate effect.
     """
     values = {name: value for name, value in run.values.items() if not divides(name) and name != RESHARDABLE}
+    if run.values.get(DISPATCHER) == FLEX:
+        # One rank has nobody to exchange tokens with.
+        values = {name: value for name, value in values.items() if name not in deepep_flags(values, CUDA)}
+        values[DISPATCHER] = "alltoall"
     if run.values.get("fp8_param_gather"):
         # Only the distributed optimizer trains FP8 weights.
         values |= {"use_distributed_optimizer": True, RESHARDABLE: True}
