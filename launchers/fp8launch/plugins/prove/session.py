@@ -93,7 +93,7 @@ class Servers(AbstractContextManager["Servers"]):
         if (megatron, device) not in self._started:
             # A recipe's environment is for containers: nothing of it reaches the trainings.
             setup = {"worker": WORKER, "device": device}
-            folders = [str(megatron), *_site_of_te(device)]
+            folders = [str(megatron), *_sites_of_kernels(device)]
             self._started[megatron, device] = Server(setup, folders, LIMITS[device].memory_gib)
         return self._started[megatron, device]
 
@@ -202,12 +202,12 @@ class Session:
             time.sleep(POLL_SECONDS)
 
 
-def _site_of_te(device: str) -> list[str]:
-    """Return the folder of the installed Transformer Engine, which only a GPU needs."""
-    found = importlib.util.find_spec("transformer_engine") if device == CUDA else None
-    if found is None or found.origin is None:
+def _sites_of_kernels(device: str) -> list[str]:
+    """Return the folders of the installed packages that only a GPU needs."""
+    if device != CUDA:
         return []
-    return [str(Path(found.origin).parents[1])]
+    found = map(importlib.util.find_spec, ("transformer_engine", "deep_ep"))
+    return [str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin]
 
 
 def _no_verdict(name: str, result: Result) -> NoVerdict:

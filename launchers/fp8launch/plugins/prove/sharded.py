@@ -84,7 +84,10 @@ def save(chunk: Any, optimizer: Any, folder: Path) -> None:
         # A rank without a part of a weight has no state for it.
         moment = states[weight]["exp_avg"] if weight in states else torch.empty(0)
         key = f"optimizer.state.exp_avg.{entry.key}"
-        content[f"optimizer.{name}"] = replace(entry, key=key, data=_whole(chunk, weight, moment))
+        whole = _whole(chunk, weight, moment)
+        # The moment of a bf16 weight is in fp32. Entries that Megatron splits later have no type of their own.
+        typed = {"dtype": whole.dtype} if hasattr(entry, "dtype") else {}
+        content[f"optimizer.{name}"] = replace(entry, key=key, data=whole, **typed)
     if torch.distributed.get_rank() == 0:
         folder.mkdir(parents=True)
     torch.distributed.barrier()
