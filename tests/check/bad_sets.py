@@ -326,6 +326,16 @@ BUILDING = {
         "full-graph-pipeline",
     ),
     "clipped logits in FSDP": Set({**FSDP, "qk_clip": True}, "fsdp-qk-clip", env=OPEN),
+    "optimizer on the host with FSDP": Set(
+        {
+            **FSDP,
+            "optimizer_cpu_offload": True,
+            "use_precision_aware_optimizer": True,
+            "fp8_param_gather": None,
+        },
+        "fsdp-optimizer-offload",
+        env=OPEN,
+    ),
     "logged logits in FSDP": Set({**FSDP, "log_max_attention_logit": True}, "fsdp-qk-clip", env=OPEN),
     "fused router in double precision": Set(
         {**MOE, **BF16, "moe_router_dtype": "fp64", "moe_router_fusion": True}, "fused-router-dtype"
