@@ -51,6 +51,12 @@ def _gathers_in_gradient_buffer(run: Setup) -> bool:
     return run.fp8("mxfp8") and run.on("fp8_param_gather") and run.on("reuse_grad_buf_for_mxfp8_param_ag")
 
 
+def _undivided_gradients(run: Setup) -> bool:
+    """Return whether one rank alone holds a weight, or an expert, so that FSDP divides no gradients of it."""
+    ranks = run.dp * run.cp
+    return ranks == 1 or (run.experts and ranks * run.tp == run.ep * run.etp)
+
+
 def _other_rates(before: Setup, run: Setup) -> bool:
     return any(before.value(name) != run.value(name) for name in ("lr", "min_lr"))
 
@@ -207,18 +213,21 @@ ADVISORIES: tuple[Advisory, ...] = (
     ),
     Advisory(
         id="mfsdp-zero1-fusion",
-        when="Megatron-FSDP with strategy no_shard or optim, fused gradient accumulation and several micro batches",
+        when="Megatron-FSDP with fused gradient accumulation and several micro batches, if its strategy is no_shard or "
+        "optim, DP is 1, or EP equals DP",
         applies=lambda run: (
             run.on("use_megatron_fsdp")
-            and run.value("data_parallel_sharding_strategy") in ("no_shard", "optim")
             and run.on("gradient_accumulation_fusion")
             and run.layout.microbatches > 1
+            and (run.value("data_parallel_sharding_strategy") in ("no_shard", "optim") or _undivided_gradients(run))
         ),
         affected=TO_0_19,
-        effect="the fused weight gradients of earlier micro batches are overwritten instead of accumulated",
-        fix="add no_gradient_accumulation_fusion, or use another data_parallel_sharding_strategy",
+        effect="the fused weight gradients of earlier micro batches are overwritten instead of accumulated (measured "
+        "on two H200 with EP 2 and two micro batches: gradients of experts are off by 65 %)",
+        fix="add no_gradient_accumulation_fusion with strategy no_shard or optim, or choose DP and EP so that no group "
+        "has one rank",
         source=f"{ML}/pull/6357",
-        settings=("use_megatron_fsdp", "data_parallel_sharding_strategy", "microbatches"),
+        settings=("use_megatron_fsdp", "data_parallel_sharding_strategy", "expert_model_parallel_size", "microbatches"),
     ),
     Advisory(
         id="mfsdp-2n",
@@ -231,11 +240,11 @@ ADVISORIES: tuple[Advisory, ...] = (
             and not run.on("ddp_average_in_collective")
             and not run.on("calculate_per_token_loss")
             and run.layout.microbatches > 1
-            and (run.dp * run.cp == 1 or (run.experts and run.ep == run.dp * run.cp))
+            and _undivided_gradients(run)
         ),
         affected=TO_0_19,
-        effect="gradients that are not divided among ranks are rescaled with every micro batch (measured on a CPU with "
-        "two micro batches: expert gradients are off by 31 %)",
+        effect="gradients that are not divided among ranks are rescaled with every micro batch (measured with two "
+        "micro batches: gradients of experts are off by 31 % on a CPU and by 33 % on two H200)",
         fix="add ddp_average_in_collective without experts, or choose DP and EP so that no group has one rank",
         source=f"{ML}/issues/6660",
         settings=("use_megatron_fsdp", "data_parallel_sharding_strategy", "expert_model_parallel_size"),
