@@ -329,3 +329,11 @@ def test_deepep_is_computed_on_a_gpu_where_it_is_installed(
     alone = reference(divided).values
     assert alone["moe_token_dispatcher_type"] == "alltoall"
     assert "moe_flex_dispatcher_backend" not in alone
+
+
+def test_fp8_weights_of_megatron_fsdp_are_not_compared() -> None:
+    run = prepare("llama8b_16gpu_tensorwise_h100", ["precision.param_gather=true"])
+    assert not_computed(run.args.values, CUDA)["fp8_param_gather"] == "not compared yet"
+    values = small_run(run.args.values, run.layout, CUDA).values
+    assert values["fp8_recipe"] == "tensorwise"
+    assert "fp8_param_gather" not in {**values, **reference(small_run(run.args.values, run.layout, CUDA)).values}

@@ -8,7 +8,8 @@ from typing import Any
 
 from fp8launch.plugins.prove.judge import EPSILON, MARGIN, Check, identical_tensors
 from fp8launch.plugins.prove.session import NoVerdict, Session, Training
-from fp8launch.plugins.prove.small import FSDP, HALF, RAMP, SmallRun, ramped_microbatches, with_other_rate
+from fp8launch.plugins.prove.settings import FSDP
+from fp8launch.plugins.prove.small import HALF, RAMP, SmallRun, ramped_microbatches, with_other_rate
 
 _VOCABULARY = re.compile(r"\b(word_embeddings|output_layer)\.")
 

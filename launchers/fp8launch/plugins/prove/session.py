@@ -17,8 +17,8 @@ from typing import Any
 
 from fp8launch.megatron.flag_problems import emit_argv
 from fp8launch.megatron.schema import load_schema
-from fp8launch.plugins.prove.settings import CPU, CUDA
-from fp8launch.plugins.prove.small import FSDP, SmallRun
+from fp8launch.plugins.prove.settings import CPU, CUDA, FSDP
+from fp8launch.plugins.prove.small import SmallRun
 from fp8launch.plugins.rehearse.server import Server
 from fp8launch.plugins.rehearse.workers import POLL_SECONDS, Limits, Request, Result, Worker
 from fp8launch.wording import shortened

@@ -17,6 +17,7 @@ from fp8launch.megatron.arguments import FlagValue
 CPU, CUDA = "cpu", "cuda"
 
 RESET_MASK = "reset_attention_mask"
+FSDP, FP8_PARAMETERS = "use_megatron_fsdp", "fp8_param_gather"
 
 _FP32 = "computed in fp32"
 _TE = "needs Transformer Engine"
@@ -24,7 +25,7 @@ _GPU = "needs a GPU"
 _NCCL = "needs NCCL"
 _UNKNOWN = "`prove` does not know it"
 _VARIANT = "experimental_attention_variant"
-_FSDP = "the proof trains without FSDP2"
+_FSDP2 = "the proof trains without FSDP2"
 _ADAM = "the proof trains with Adam"
 _LOCAL = "only Megatron's own layers read it"
 
@@ -55,7 +56,7 @@ _LEFT_OUT = {
         init_model_with_meta_device gradient_accumulation_fusion defer_embedding_wgrad_compute wgrad_deferral_limit
         ep_overlap_* symmetric_ar_type optimizer_cuda_graph dsa_kernel_backend
     """,
-    _FSDP: """
+    _FSDP2: """
         use_torch_fsdp2 use_custom_fsdp torch_fsdp2_*
     """,
     _NCCL: """
@@ -235,6 +236,8 @@ def not_computed(values: Mapping[str, FlagValue], device: str = CPU) -> dict[str
     found = {}
     if device == CUDA and _scales_are_delayed(values):
         found["fp8_format"] = _HISTORY
+    if device == CUDA and values.get(FSDP) and values.get(FP8_PARAMETERS):
+        found[FP8_PARAMETERS] = _ELSEWHERE
     computed = deepep_flags(values, device)
     for name, value in values.items():
         # 1 is what Megatron does without a size.

@@ -16,6 +16,8 @@ from fp8launch.plugins.prove.settings import (
     CUDA,
     DISPATCHER,
     FLEX,
+    FP8_PARAMETERS,
+    FSDP,
     RESET_MASK,
     compares_context_parallel,
     deepep_flags,
@@ -69,7 +71,6 @@ RECOMPUTED_BY_TE = ("moe_act",)
 _LISTS = FREQUENCIES
 RESHARDABLE = "dist_ckpt_optim_fully_reshardable"
 RAMP = "rampup_batch_size"
-FSDP = "use_megatron_fsdp"
 INSTANCES = "num_distributed_optimizer_instances"
 # Balancing that treats every sequence alone, so that no loss depends on the micro batch size.
 _BALANCED_BY_SEQUENCE = {"none", "seq_aux_loss"}
@@ -227,7 +228,8 @@ def _small(
     small |= {**_ALWAYS, **(_cpu_flags() if device == CPU else {"transformer_impl": "transformer_engine"})}
     small |= {**course, **stated}
     if small.get(FSDP):
-        small |= {"ckpt_format": "fsdp_dtensor", RESHARDABLE: None}
+        # Its master weights keep the values that FP8 weights had before the start was loaded.
+        small |= {"ckpt_format": "fsdp_dtensor", RESHARDABLE: None, FP8_PARAMETERS: None}
         if device == CPU:
             # Gloo cannot scale while it sums.
             small["no_gradient_reduce_div_fusion"] = True
@@ -246,7 +248,7 @@ def reference(run: SmallRun) -> SmallRun:
         # One rank has nobody to exchange tokens with.
         values = {name: value for name, value in values.items() if name not in deepep_flags(values, CUDA)}
         values[DISPATCHER] = "alltoall"
-    if run.values.get("fp8_param_gather"):
+    if run.values.get(FP8_PARAMETERS):
         # Only the distributed optimizer trains FP8 weights.
         values |= {"use_distributed_optimizer": True, RESHARDABLE: True}
     # The same padded vocabulary: Megatron pads to a multiple of this times TP.

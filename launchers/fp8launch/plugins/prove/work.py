@@ -20,7 +20,8 @@ from fp8launch.plugins.prove.resuming import (
     why_not_saved,
 )
 from fp8launch.plugins.prove.session import NoVerdict, Reference, Session, Training
-from fp8launch.plugins.prove.small import FSDP, SmallRun, reference, resharded_runs, resumed_run, small_run
+from fp8launch.plugins.prove.settings import FSDP
+from fp8launch.plugins.prove.small import SmallRun, reference, resharded_runs, resumed_run, small_run
 from fp8launch.plugins.prove.trials import Trial, by_relevance, trials_of
 from fp8launch.plugins.prove.uneven import stages_were_evened
 
