@@ -100,6 +100,9 @@ CASES: dict[str, Case] = {
         {**FSDP, "num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": "optim"},
         {"outer_dp_sharding_strategy": None},
     ),
+    "mfsdp-pertoken-norms": Case(
+        {**FSDP, **TP2, **PER_TOKEN}, {"megatron_fsdp_main_grads_dtype": "fp32"},
+    ),
     "opfuser-fc2-bias": Case(
         {**MOE, "use_transformer_engine_op_fuser": True, "disable_bias_linear": None, "no_bias_dropout_fusion": True},
         {"disable_bias_linear": True},

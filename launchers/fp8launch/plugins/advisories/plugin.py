@@ -21,6 +21,7 @@ CODES = (
     "mfsdp-2n",
     "mfsdp-instances-overlap",
     "mfsdp-outer-sharding",
+    "mfsdp-pertoken-norms",
     "opfuser-fc2-bias",
     "cuda-graph-buffers",
     "sinks-a2a-grad",

@@ -18,6 +18,9 @@ ML = "https://github.com/NVIDIA/Megatron-LM"
 TE = "https://github.com/NVIDIA/TransformerEngine"
 MB = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
 
+# Megatron's attribute has no value until its arguments are validated.
+AUTO_OR_BF16 = (None, "auto", "bf16")
+
 
 def _published(package: Package, first: str, last: str) -> tuple[str, ...]:
     """Return the published releases from `first` to `last`."""
@@ -55,6 +58,16 @@ def _undivided_gradients(run: Setup) -> bool:
     """Return whether one rank alone holds a weight, or an expert, so that FSDP divides no gradients of it."""
     ranks = run.dp * run.cp
     return ranks == 1 or (run.experts and ranks * run.tp == run.ep * run.etp)
+
+
+def _fsdp_accumulates_in_bf16(run: Setup) -> bool:
+    """Return whether Megatron-FSDP accumulates gradients in bf16 and converts them for the optimizer.
+
+    The precision-aware optimizer reads them as they are. Until 0.18, FSDP follows the usual setting for gradients.
+    """
+    if run.on("use_precision_aware_optimizer") or run.value("megatron_fsdp_main_grads_dtype") not in AUTO_OR_BF16:
+        return False
+    return run.on("grad_reduce_in_bf16") or run.versions.get("megatron_core", (0,)) >= (0, 19)
 
 
 def _other_rates(before: Setup, run: Setup) -> bool:
@@ -279,6 +292,24 @@ ADVISORIES: tuple[Advisory, ...] = (
         fix="remove outer_dp_sharding_strategy",
         source=f"{ML}/pull/4891",
         settings=("use_megatron_fsdp", "num_distributed_optimizer_instances", "outer_dp_sharding_strategy"),
+    ),
+    Advisory(
+        id="mfsdp-pertoken-norms",
+        when="Megatron-FSDP with calculate_per_token_loss, sequence parallelism, and gradients that are accumulated in "
+        "bf16, which is the default of 0.19 (not with the precision-aware optimizer)",
+        applies=lambda run: (
+            run.on("use_megatron_fsdp")
+            and run.on("calculate_per_token_loss")
+            and run.sequence_parallel
+            and run.on("bf16")
+            and _fsdp_accumulates_in_bf16(run)
+        ),
+        affected=TO_0_19,
+        effect="the gradients of norms and routers are those of one tensor parallel rank instead of the sum, because "
+        "the division by the number of tokens starts again from gradients before the sum; their copies drift apart",
+        fix="set megatron.megatron_fsdp_main_grads_dtype: fp32",
+        source=f"{ML}/blob/core_v0.19.0/megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py",
+        settings=("use_megatron_fsdp", "calculate_per_token_loss", "tensor_model_parallel_size"),
     ),
     Advisory(
         id="opfuser-fc2-bias",
