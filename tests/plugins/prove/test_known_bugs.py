@@ -48,6 +48,7 @@ CONNECTIONS = "env={CUDA_DEVICE_MAX_CONNECTIONS: 32}"
 SHARDED = ("parallel.fsdp=megatron", CONNECTIONS, "resources.gpus_per_node=4")
 # With averages, Megatron-FSDP fails for models without experts.
 SUMMED = "megatron.ddp_average_in_collective=null"
+SHARDED_TENSORS = "parallel={tp: 2, sequence: auto, fsdp: megatron}"
 SHARDED_EXPERTS = (EXPERTS, "parallel={ep: 2, fsdp: megatron}", CONNECTIONS)
 TWO_INSTANCES = "megatron={num_distributed_optimizer_instances: 2}"
 INSTANCES = ("parallel={pp: 2, ep: 2}", "resources.gpus_per_node=8")
@@ -93,6 +94,15 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
     ),
     "mfsdp-outer-sharding": (
         (*SHARDED, TWO_INSTANCES.replace("}", ", outer_dp_sharding_strategy: optim}")), "grad_norm", "0.19", None,
+    ),
+    "mfsdp-pertoken-norms": ((SHARDED_TENSORS, *SHARDED[1:], PER_TOKEN), "resume", "0.19", None),
+    "mfsdp-pertoken-norms, gradients in fp32": (
+        (SHARDED_TENSORS, *SHARDED[1:], PER_TOKEN.replace("}", ", megatron_fsdp_main_grads_dtype: fp32}")),
+        "resume", None, "0.19",
+    ),
+    "mfsdp-pertoken-norms, precision-aware optimizer": (
+        (SHARDED_TENSORS, *SHARDED[1:], PER_TOKEN.replace("}", ", use_precision_aware_optimizer: true}")),
+        "resume", None, "0.19",
     ),
     "override-sched-ignored": (("megatron.override_opt_param_scheduler=true",), "resume", "0.18", None),
     "override-sched-ignored, schedule of the checkpoint": (
@@ -145,7 +155,12 @@ BUGS: dict[str, tuple[tuple[str, ...], str, str | None, str | None]] = {
 }  # fmt: skip
 # Combinations of settings that are right: on two H100 they were measured to agree with one rank.
 RIGHT: dict[str, tuple[str, ...]] = {
-    "Megatron-FSDP, tensor parallel": ("parallel={tp: 2, sequence: auto, fsdp: megatron}", *SHARDED[1:], SUMMED),
+    "Megatron-FSDP, tensor parallel": (SHARDED_TENSORS, *SHARDED[1:], SUMMED),
+    "Megatron-FSDP 0.17, tensor parallel": (SHARDED_TENSORS, *SHARDED[1:], SUMMED, LATENT, "software.megatron=0.17"),
+    "Megatron-FSDP, biases that balance experts": (
+        *SHARDED_EXPERTS, SUMMED, "resources.gpus_per_node=4", "model.moe_router_enable_expert_bias=true",
+        "model.moe_router_score_function=sigmoid",
+    ),
     "Megatron-FSDP in two instances": (*SHARDED, TWO_INSTANCES),
     "Megatron-FSDP of the optimizer only": ("parallel.fsdp=megatron_optim", *SHARDED[1:], SUMMED),
     "tied embeddings, norms of queries, full recomputation": (
@@ -192,7 +207,7 @@ def prove(
         if find_megatron(release) is None:
             pytest.skip(f"Megatron-Core {release} is not on this machine")
         words = ["prove", recipe, "--json"]
-        for override in (*overrides, f"software.megatron={release}"):
+        for override in (f"software.megatron={release}", *overrides):
             words += ["--set", override]
         assert run(words) in (0, 1)
         return {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}

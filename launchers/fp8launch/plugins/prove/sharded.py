@@ -32,7 +32,9 @@ def install(device: str, start: str | None) -> None:
     wrapper = adapter.FullyShardedDataParallel
     if device == CPU:
         adapter.DeviceMesh = SimpleNamespace(from_group=_mesh_on_host(adapter.DeviceMesh.from_group))
-        adapter.TELinear = getattr(adapter, "TELinear", None) or type(None)
+        if not isinstance(getattr(adapter, "TELinear", None), type):
+            # 0.17 looks for Transformer Engine's layers, which are no classes without it.
+            adapter.TELinear = type(None)
         _keep_empty_states()
         _wait_for_gathers()
     initialize = wrapper.__init__
@@ -66,11 +68,13 @@ def named_weights(chunk: Any) -> Iterator[tuple[str, Any]]:
 
 
 def whole_weights(chunk: Any) -> dict[str, Any]:
-    """Return whole weights as entries of a checkpoint. All ranks take part."""
-    return {
+    """Return whole weights, and what else of a model is saved, as entries of a checkpoint. All ranks take part."""
+    weights = {
         name: replace(entry, data=_whole(chunk, weight, weight.detach()).to(weight.orig_param.dtype))
         for name, entry, weight in _with_entries(chunk)
     }
+    entries, buffers = getattr(chunk, _ENTRIES), chunk.module.module.named_buffers()
+    return weights | {name: replace(entries[name], data=buffer) for name, buffer in buffers if name in entries}
 
 
 def save(chunk: Any, optimizer: Any, folder: Path) -> None:
@@ -101,7 +105,10 @@ def _with_entries(chunk: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def entries_of(module: Any) -> dict[str, Any]:
-    """Return the checkpoint entry of each weight of a model that is not sharded, by the weight's name; None without."""
+    """Return the checkpoint entry of each weight of a model that is not sharded, by the weight's name; None without.
+
+    A buffer that is saved has an entry, too, such as the biases with which a router balances experts.
+    """
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     state = module.sharded_state_dict()
     by_address = {}
@@ -113,15 +120,16 @@ def entries_of(module: Any) -> dict[str, Any]:
         entry = state.get(name.removeprefix("module."))
         # An FP8 weight has no address, and its entry holds a copy in bf16.
         found[name] = entry if hasattr(entry, "key") else by_address.get(weight.data_ptr())
-    return found
+    return found | {name: state[name] for name, _ in module.named_buffers() if hasattr(state.get(name), "key")}
 
 
 def _load(module: Any, entries: dict[str, Any], folder: str) -> None:
     serialization: Any = importlib.import_module("megatron.core.dist_checkpointing.serialization")
     loaded = serialization.load(dict(entries), folder)
     with torch.no_grad():
-        for name, weight in module.named_parameters():
-            weight.copy_(loaded[name])
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if name in loaded:
+                tensor.copy_(loaded[name])
 
 
 def _whole(chunk: Any, weight: Any, value: Any) -> torch.Tensor:

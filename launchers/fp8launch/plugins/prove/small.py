@@ -230,6 +230,9 @@ def _small(
     if small.get(FSDP):
         # Its master weights keep the values that FP8 weights had before the start was loaded.
         small |= {"ckpt_format": "fsdp_dtensor", RESHARDABLE: None, FP8_PARAMETERS: None}
+        if values.get("use_precision_aware_optimizer"):
+            # It reads gradients in the buffer, as Adam reads fp32 ones; others are copied (mfsdp-pertoken-norms).
+            small["megatron_fsdp_main_grads_dtype"] = "fp32"
         if device == CPU:
             # Gloo cannot scale while it sums.
             small["no_gradient_reduce_div_fusion"] = True
