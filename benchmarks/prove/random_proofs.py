@@ -1,6 +1,6 @@
 """Prove random recipes from the pack's parts that pass `check`.
 
-    random_proofs.py RESULTS.jsonl --count 200 [--first 0]
+    random_proofs.py RESULTS.jsonl --count 200 [--first 0] [--part parts/megatron_fsdp]
     random_proofs.py RESULTS.jsonl --report
 
 Writes one JSON object per recipe to RESULTS.jsonl: the recipe and its proof, or why there is none. Skips seeds that the
@@ -78,23 +78,27 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--count", type=int, default=200, help="number of recipes to prove")
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--part", help="prove only recipes that extend this part")
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
     if options.report:
         report(options.results)
     else:
-        prove_more(options.results, options.first, options.count)
+        prove_more(options.results, options.first, options.count, options.part)
 
 
-def prove_more(results_file: Path, first: int, most: int) -> None:
-    """Prove recipes of the seeds from `first` on, until `most` of them have passed `check`."""
+def prove_more(results_file: Path, first: int, most: int, extended: str | None = None) -> None:
+    """Prove recipes of the seeds from `first` on, until `most` of them have passed `check`.
+
+    With `extended`, only recipes that extend this part of the pack are looked at.
+    """
     known = set()
     if results_file.exists():
         known = {json.loads(line)["seed"] for line in results_file.read_text(encoding="utf-8").splitlines()}
     seed, count = first, 0
     with tempfile.TemporaryDirectory() as folder, Servers() as servers, results_file.open("a") as results:
         while count < most:
-            if seed not in known:
+            if seed not in known and (extended is None or extended in drawn(seed, 0)["extends"]):
                 answer = proven(seed, Path(folder), servers)
                 results.write(json.dumps(answer) + "\n")
                 results.flush()
