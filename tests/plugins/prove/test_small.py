@@ -68,6 +68,15 @@ def test_two_optimizer_instances_keep_ranks_to_share_with() -> None:
     assert not [name for name in alone if "fsdp" in name or "instances" in name or "sharding" in name]
 
 
+def test_data_parallelism_of_experts_comes_from_context_parallelism_if_there_is_no_other() -> None:
+    """With DP 2, global_aux_loss was reported, whose gradient is right with DP 1."""
+    layout = "parallel={tp: 2, cp: 4, ep: 2, sequence: true}"
+    run = prepare("qwen3_30b_a3b_tensorwise_h100", [layout, "resources={nodes: 1, gpus_per_node: 8}"])
+    assert run.layout.dp == 1
+    assert reduce_layout(run.args.values, run.layout).text == "TP 2 x CP 4, EP 2"
+    assert reduce_layout(run.args.values, run.layout, context_parallel=False).layout.cp == 1
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_of_the_pack_has_a_small_run(recipe: str) -> None:
     run = prepare(recipe)

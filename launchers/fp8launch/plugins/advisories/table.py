@@ -308,7 +308,7 @@ ADVISORIES: tuple[Advisory, ...] = (
         effect="the gradients of norms and routers are those of one tensor parallel rank instead of the sum, because "
         "the division by the number of tokens starts again from gradients before the sum; their copies drift apart",
         fix="set megatron.megatron_fsdp_main_grads_dtype: fp32",
-        source=f"{ML}/blob/core_v0.19.0/megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py",
+        source=f"{ML}/tree/main/megatron/core/distributed/fsdp/src/megatron_fsdp",
         settings=("use_megatron_fsdp", "calculate_per_token_loss", "tensor_model_parallel_size"),
     ),
     Advisory(

@@ -129,7 +129,7 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     expert_dp = layout.tp * layout.cp * layout.dp // (etp * layout.ep)
     if experts and expert_dp > 1 and tp * cp * dp == ranks_of_experts:
         if tp * pp * cp * dp * 2 <= MOST_RANKS:
-            dp *= 2
+            cp, dp = _doubled(layout, cp, dp)
         else:
             lost.append(f"data parallelism of experts ({expert_dp})")
     instances = whole(values, "num_distributed_optimizer_instances") or 1
@@ -137,7 +137,7 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     # Keep more than one data parallel rank per instance if the recipe has more.
     if smallest > instances > 1 and min(dp * cp, tp * cp * dp // ranks_of_experts) == 2:
         if tp * pp * cp * dp * 2 <= MOST_RANKS:
-            dp *= 2
+            cp, dp = _doubled(layout, cp, dp)
         else:
             lost.append(f"data parallelism within an optimizer instance ({smallest // instances})")
     if layout.tp > tp == 1:
@@ -154,3 +154,11 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
         microbatches=microbatches,
     )  # fmt: skip
     return Reduced(small, small_etp, tuple(lost), min(instances, 2), bool(values.get("use_megatron_fsdp")))
+
+
+def _doubled(layout: Layout, cp: int, dp: int) -> tuple[int, int]:
+    """Double data parallelism, or context parallelism if a layout divides only sequences among its ranks.
+
+    Some losses depend on the data-parallel size, so a layout with one data-parallel rank keeps one.
+    """
+    return (2 * cp, dp) if layout.dp == 1 and 1 < cp < layout.cp else (cp, 2 * dp)
