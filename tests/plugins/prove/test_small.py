@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from fp8launch.engines.base import Layout
 from fp8launch.job.prepared import prepare
 from fp8launch.megatron.flag_problems import emit_argv
 from fp8launch.megatron.schema import load_schema
@@ -75,6 +78,28 @@ def test_data_parallelism_of_experts_comes_from_context_parallelism_if_there_is_
     assert run.layout.dp == 1
     assert reduce_layout(run.args.values, run.layout).text == "TP 2 x CP 4, EP 2"
     assert reduce_layout(run.args.values, run.layout, context_parallel=False).layout.cp == 1
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_a_reduced_layout_has_no_other_kinds_of_parallelism(tp: int) -> None:
+    run = prepare("qwen3_30b_a3b_tensorwise_h100")
+    for cp, dp, pp, ep, etp in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), {1, tp}):
+        expert_dp, rest = divmod(tp * cp * dp, ep * etp)
+        if rest:
+            continue
+        world = tp * cp * dp * pp
+        layout = replace(run.layout, world=world, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, vp=1, microbatches=4)
+        reduced = reduce_layout({**run.args.values, "expert_tensor_parallel_size": etp}, layout)
+        small = reduced.layout
+        kinds = [(size > 1) >= (other > 1) for size, other in zip(sizes(layout), sizes(small), strict=True)]
+        assert all(kinds), (layout, reduced.text)
+        small_expert_dp, rest = divmod(small.tp * small.cp * small.dp, small.ep * reduced.etp)
+        assert not rest
+        assert (expert_dp > 1) == (small_expert_dp > 1) or reduced.lost, (layout, reduced.text)
+
+
+def sizes(layout: Layout) -> tuple[int, ...]:
+    return layout.tp, layout.cp, layout.dp, layout.pp, layout.ep
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -127,9 +127,12 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     while tp * cp * dp % ranks_of_experts:
         dp += 1
     expert_dp = layout.tp * layout.cp * layout.dp // (etp * layout.ep)
-    if experts and expert_dp > 1 and tp * cp * dp == ranks_of_experts:
+    if experts and expert_dp == 1:
+        # Every expert is on one rank, so that FSDP does not divide it.
+        ep = tp * cp * dp // small_etp
+    elif experts and tp * cp * dp == ranks_of_experts:
         if tp * pp * cp * dp * 2 <= MOST_RANKS:
-            cp, dp = _doubled(layout, cp, dp)
+            tp, cp, dp = _doubled(layout, tp, cp, dp)
         else:
             lost.append(f"data parallelism of experts ({expert_dp})")
     instances = whole(values, "num_distributed_optimizer_instances") or 1
@@ -137,7 +140,7 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     # Keep more than one data parallel rank per instance if the recipe has more.
     if smallest > instances > 1 and min(dp * cp, tp * cp * dp // ranks_of_experts) == 2:
         if tp * pp * cp * dp * 2 <= MOST_RANKS:
-            cp, dp = _doubled(layout, cp, dp)
+            tp, cp, dp = _doubled(layout, tp, cp, dp)
         else:
             lost.append(f"data parallelism within an optimizer instance ({smallest // instances})")
     if layout.tp > tp == 1:
@@ -156,9 +159,13 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
     return Reduced(small, small_etp, tuple(lost), min(instances, 2), bool(values.get("use_megatron_fsdp")))
 
 
-def _doubled(layout: Layout, cp: int, dp: int) -> tuple[int, int]:
-    """Double data parallelism, or context parallelism if a layout divides only sequences among its ranks.
+def _doubled(layout: Layout, tp: int, cp: int, dp: int) -> tuple[int, int, int]:
+    """Double the number of ranks: in data parallelism, if the layout has any, else where it has more.
 
-    Some losses depend on the data-parallel size, so a layout with one data-parallel rank keeps one.
+    Some losses depend on the data-parallel size, so a layout with one data-parallel rank keeps one if possible.
     """
-    return (2 * cp, dp) if layout.dp == 1 and 1 < cp < layout.cp else (cp, 2 * dp)
+    if layout.dp == 1 and 1 < cp < layout.cp:
+        return tp, 2 * cp, dp
+    if layout.dp == layout.cp == 1 and tp < layout.tp:
+        return 2 * tp, cp, dp
+    return tp, cp, 2 * dp
