@@ -26,6 +26,7 @@ from fp8launch.plugins.prove.small import (
 )
 from fp8launch.recipe.load import pack_names
 
+EIGHT = "resources={nodes: 1, gpus_per_node: 8}"
 RECIPES = [name for name in pack_names() if "/" not in name]
 
 
@@ -74,7 +75,7 @@ def test_two_optimizer_instances_keep_ranks_to_share_with() -> None:
 def test_data_parallelism_of_experts_comes_from_context_parallelism_if_there_is_no_other() -> None:
     """With DP 2, global_aux_loss was reported, whose gradient is right with DP 1."""
     layout = "parallel={tp: 2, cp: 4, ep: 2, sequence: true}"
-    run = prepare("qwen3_30b_a3b_tensorwise_h100", [layout, "resources={nodes: 1, gpus_per_node: 8}"])
+    run = prepare("qwen3_30b_a3b_tensorwise_h100", [layout, EIGHT])
     assert run.layout.dp == 1
     assert reduce_layout(run.args.values, run.layout).text == "TP 2 x CP 4, EP 2"
     assert reduce_layout(run.args.values, run.layout, context_parallel=False).layout.cp == 1
@@ -371,3 +372,17 @@ def test_fp8_weights_of_megatron_fsdp_are_not_compared() -> None:
     values = small_run(run.args.values, run.layout, CUDA).values
     assert values["fp8_recipe"] == "tensorwise"
     assert "fp8_param_gather" not in {**values, **reference(small_run(run.args.values, run.layout, CUDA)).values}
+
+
+@pytest.mark.parametrize(
+    ("layout", "kept"),
+    [("{tp: 2, ep: 2, etp: 1, sequence: true}", False), ("{cp: 2, ep: 2}", False), ("{ep: 2}", True)],
+)
+def test_which_tokens_a_capacity_drops_depends_on_the_rank(layout: str, kept: bool) -> None:
+    """`prove` called the layout wrong, because each rank drops tokens of its own part of a sequence."""
+    run = prepare(
+        "qwen3_30b_a3b_tensorwise_h100", [f"parallel={layout}", "megatron.moe_expert_capacity_factor=1.25", EIGHT]
+    )
+    reduced = reduce_layout(run.args.values, run.layout)
+    assert any(text.startswith("drops by capacity (1.25)") for text in reduced.lost) is not kept
+    assert ("moe_expert_capacity_factor" in small_run(run.args.values, run.layout).values) is kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fp8launch.engines.base import Layout
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.model_arithmetic import expert_tensor_size, whole
-from fp8launch.plugins.prove.settings import compares_tensor_parallel, masks_documents
+from fp8launch.plugins.prove.settings import CAPACITY, compares_tensor_parallel, masks_documents
 
 # Processes on this machine. Fewer kinds are compared where the kinds of a recipe together need more ranks.
 MOST_RANKS = 8
@@ -147,6 +147,8 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
         lost.append(f"tensor parallelism of sparse attention ({layout.tp})")
     if layout.cp > cp == 1:
         lost.append(f"context parallelism ({layout.cp})")
+    if values.get(CAPACITY) and tp * cp > 1:
+        lost.append(f"drops by capacity ({values[CAPACITY]}), which each rank decides for its part of a sequence")
     vp = sizes.vp if pp > 1 else 1
     microbatches = min(layout.microbatches, MICROBATCHES if pp > 1 else 2)
     if vp > 1:

@@ -19,6 +19,10 @@ CPU, CUDA = "cpu", "cuda"
 RESET_MASK = "reset_attention_mask"
 FSDP, FP8_PARAMETERS = "use_megatron_fsdp", "fp8_param_gather"
 
+# With a capacity, each rank drops tokens of its own part of a sequence.
+CAPACITY = "moe_expert_capacity_factor"
+DROPS = (CAPACITY, "moe_pad_expert_input_to_capacity", "moe_token_drop_policy")
+
 _FP32 = "computed in fp32"
 _TE = "needs Transformer Engine"
 _GPU = "needs a GPU"
@@ -43,6 +47,7 @@ _LEFT_OUT = {
         cross_entropy_* apply_rope_fusion apply_layernorm_1p use_te_* te_rng_tracker attention_backend use_flash_attn
         use_transformer_engine_op_fuser moe_grouped_gemm moe_use_legacy_grouped_gemm moe_permute_fusion
         moe_router_fusion moe_shared_expert_overlap overlap_moe_expert_parallel_comm tp_comm_* delay_wgrad_compute
+        overlap_dispatch_backward_with_experts_wgrad
         cp_comm_type hierarchical_* fused_* no_fused_* memory_efficient_* mla_down_proj_fusion
         batch_invariant_mode use_grouped_gemm_for_* moe_single_grouped_* *_glu_interleave_size flash_attention_version
     """,

@@ -15,6 +15,7 @@ from fp8launch.plugins.prove.settings import (
     CPU,
     CUDA,
     DISPATCHER,
+    DROPS,
     FLEX,
     FP8_PARAMETERS,
     FSDP,
@@ -203,6 +204,8 @@ def _small(
         name: value for name, value in values.items() if has_part(name) and why_left_out(name, value, device) is None
     }
     sharing = shared or (reduced,)
+    if any(one.layout.tp * one.layout.cp > 1 for one in sharing):
+        kept = {name: value for name, value in kept.items() if name not in DROPS}
     tp_at_most = max(layout.tp, real_tp)
     modules = kept.get("recompute_modules")
     if isinstance(modules, list) and device == CPU:
