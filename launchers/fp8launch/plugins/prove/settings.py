@@ -85,6 +85,7 @@ _ON_GPU = """
     no_persist_layer_norm cross_entropy_* apply_rope_fusion apply_layernorm_1p use_te_* te_rng_tracker
     attention_backend use_flash_attn use_transformer_engine_op_fuser moe_grouped_gemm moe_use_legacy_grouped_gemm
     moe_permute_fusion moe_router_fusion moe_shared_expert_overlap delay_wgrad_compute
+    overlap_dispatch_backward_with_experts_wgrad
     cp_comm_type fused_* no_fused_* memory_efficient_* gradient_accumulation_fusion no_fp8_wgrad
     moe_router_padding_for_* disable_bf16_reduced_precision_matmul mla_down_proj_fusion use_grouped_gemm_for_*
     moe_single_grouped_* *_glu_interleave_size
