@@ -33,7 +33,7 @@ def install(device: str, start: str | None) -> None:
     if device == CPU:
         adapter.DeviceMesh = SimpleNamespace(from_group=_mesh_on_host(adapter.DeviceMesh.from_group))
         if not isinstance(getattr(adapter, "TELinear", None), type):
-            # 0.17 looks for Transformer Engine's layers, which are no classes without it.
+            # Without Transformer Engine, 0.17 imports something that is not a class.
             adapter.TELinear = type(None)
         _keep_empty_states()
         _wait_for_gathers()
@@ -68,7 +68,7 @@ def named_weights(chunk: Any) -> Iterator[tuple[str, Any]]:
 
 
 def whole_weights(chunk: Any) -> dict[str, Any]:
-    """Return whole weights, and what else of a model is saved, as entries of a checkpoint. All ranks take part."""
+    """Return whole weights and saved buffers as entries of a checkpoint. All ranks take part."""
     weights = {
         name: replace(entry, data=_whole(chunk, weight, weight.detach()).to(weight.orig_param.dtype))
         for name, entry, weight in _with_entries(chunk)
@@ -89,7 +89,7 @@ def save(chunk: Any, optimizer: Any, folder: Path) -> None:
         moment = states[weight]["exp_avg"] if weight in states else torch.empty(0)
         key = f"optimizer.state.exp_avg.{entry.key}"
         whole = _whole(chunk, weight, moment)
-        # The moment of a bf16 weight is in fp32. Entries that Megatron splits later have no type of their own.
+        # The moment of a bf16 weight is in fp32. Factories, which split a tensor later, have no dtype.
         typed = {"dtype": whole.dtype} if hasattr(entry, "dtype") else {}
         content[f"optimizer.{name}"] = replace(entry, key=key, data=whole, **typed)
     if torch.distributed.get_rank() == 0:
@@ -107,7 +107,7 @@ def _with_entries(chunk: Any) -> Iterator[tuple[str, Any, Any]]:
 def entries_of(module: Any) -> dict[str, Any]:
     """Return the checkpoint entry of each weight of a model that is not sharded, by the weight's name; None without.
 
-    A buffer that is saved has an entry, too, such as the biases with which a router balances experts.
+    Saved buffers, such as the expert biases of a router, are included.
     """
     nested_values = importlib.import_module("megatron.core.dist_checkpointing.dict_utils").nested_values
     state = module.sharded_state_dict()
@@ -116,20 +116,24 @@ def entries_of(module: Any) -> dict[str, Any]:
         if isinstance(getattr(entry, "data", None), torch.Tensor):
             by_address[entry.data.data_ptr()] = entry
     found = {}
-    for name, weight in module.named_parameters():
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        # In bf16, Megatron wraps the model once more, which changes names but not entries.
         entry = state.get(name.removeprefix("module."))
-        # An FP8 weight has no address, and its entry holds a copy in bf16.
-        found[name] = entry if hasattr(entry, "key") else by_address.get(weight.data_ptr())
-    return found | {name: state[name] for name, _ in module.named_buffers() if hasattr(state.get(name), "key")}
+        if hasattr(entry, "key"):
+            found[name] = entry
+        elif isinstance(tensor, torch.nn.Parameter):
+            # An FP8 weight has no address, and its entry holds a copy in bf16.
+            found[name] = by_address.get(tensor.data_ptr())
+    return found
 
 
 def _load(module: Any, entries: dict[str, Any], folder: str) -> None:
     serialization: Any = importlib.import_module("megatron.core.dist_checkpointing.serialization")
     loaded = serialization.load(dict(entries), folder)
     with torch.no_grad():
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if name in loaded:
-                tensor.copy_(loaded[name])
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        for name in entries:
+            tensors[name].copy_(loaded[name])
 
 
 def _whole(chunk: Any, weight: Any, value: Any) -> torch.Tensor:
