@@ -87,10 +87,10 @@ def main() -> None:
         prove_more(options.results, options.first, options.count, options.part)
 
 
-def prove_more(results_file: Path, first: int, most: int, extended: str | None = None) -> None:
+def prove_more(results_file: Path, first: int, most: int, part: str | None) -> None:
     """Prove recipes of the seeds from `first` on, until `most` of them have passed `check`.
 
-    With `extended`, only recipes that extend this part of the pack are looked at.
+    If `part` is given, recipes that do not extend it are skipped.
     """
     known = set()
     if results_file.exists():
@@ -98,7 +98,7 @@ def prove_more(results_file: Path, first: int, most: int, extended: str | None =
     seed, count = first, 0
     with tempfile.TemporaryDirectory() as folder, Servers() as servers, results_file.open("a") as results:
         while count < most:
-            if seed not in known and (extended is None or extended in drawn(seed, 0)["extends"]):
+            if seed not in known and (part is None or part in drawn(seed, 0)["extends"]):
                 answer = proven(seed, Path(folder), servers)
                 results.write(json.dumps(answer) + "\n")
                 results.flush()

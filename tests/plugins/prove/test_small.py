@@ -379,10 +379,10 @@ def test_fp8_weights_of_megatron_fsdp_are_not_compared() -> None:
     [("{tp: 2, ep: 2, etp: 1, sequence: true}", False), ("{cp: 2, ep: 2}", False), ("{ep: 2}", True)],
 )
 def test_which_tokens_a_capacity_drops_depends_on_the_rank(layout: str, kept: bool) -> None:
-    """`prove` called the layout wrong, because each rank drops tokens of its own part of a sequence."""
+    """`prove` reported such a layout as wrong."""
     run = prepare(
         "qwen3_30b_a3b_tensorwise_h100", [f"parallel={layout}", "megatron.moe_expert_capacity_factor=1.25", EIGHT]
     )
     reduced = reduce_layout(run.args.values, run.layout)
-    assert any(text.startswith("drops by capacity (1.25)") for text in reduced.lost) is not kept
+    assert any(text.startswith("tokens dropped over capacity (1.25)") for text in reduced.lost) is not kept
     assert ("moe_expert_capacity_factor" in small_run(run.args.values, run.layout).values) is kept

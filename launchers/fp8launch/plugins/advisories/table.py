@@ -18,9 +18,6 @@ ML = "https://github.com/NVIDIA/Megatron-LM"
 TE = "https://github.com/NVIDIA/TransformerEngine"
 MB = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
 
-# Megatron's attribute has no value until its arguments are validated.
-AUTO_OR_BF16 = (None, "auto", "bf16")
-
 
 def _published(package: Package, first: str, last: str) -> tuple[str, ...]:
     """Return the published releases from `first` to `last`."""
@@ -55,7 +52,7 @@ def _gathers_in_gradient_buffer(run: Setup) -> bool:
 
 
 def _undivided_gradients(run: Setup) -> bool:
-    """Return whether one rank alone holds a weight, or an expert, so that FSDP divides no gradients of it."""
+    """Return whether Megatron-FSDP has a group of one rank, which keeps whole gradients."""
     ranks = run.dp * run.cp
     return ranks == 1 or (run.experts and ranks * run.tp == run.ep * run.etp)
 
@@ -65,7 +62,11 @@ def _fsdp_accumulates_in_bf16(run: Setup) -> bool:
 
     The precision-aware optimizer reads them as they are. Until 0.18, FSDP follows the usual setting for gradients.
     """
-    if run.on("use_precision_aware_optimizer") or run.value("megatron_fsdp_main_grads_dtype") not in AUTO_OR_BF16:
+    if run.on("use_precision_aware_optimizer") or run.value("megatron_fsdp_main_grads_dtype") not in (
+        None,
+        "auto",
+        "bf16",
+    ):
         return False
     return run.on("grad_reduce_in_bf16") or run.versions.get("megatron_core", (0,)) >= (0, 19)
 
@@ -305,8 +306,8 @@ ADVISORIES: tuple[Advisory, ...] = (
             and _fsdp_accumulates_in_bf16(run)
         ),
         affected=TO_0_19,
-        effect="the gradients of norms and routers are those of one tensor parallel rank instead of the sum, because "
-        "the division by the number of tokens starts again from gradients before the sum; their copies drift apart",
+        effect="gradients of norms and routers are not summed over tensor parallel ranks, so the copies of these "
+        "weights drift apart: dividing by the number of tokens restores the gradients from before the sum",
         fix="set megatron.megatron_fsdp_main_grads_dtype: fp32",
         source=f"{ML}/tree/main/megatron/core/distributed/fsdp/src/megatron_fsdp",
         settings=("use_megatron_fsdp", "calculate_per_token_loss", "tensor_model_parallel_size"),

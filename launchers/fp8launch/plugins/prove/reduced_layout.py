@@ -147,8 +147,6 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
         lost.append(f"tensor parallelism of sparse attention ({layout.tp})")
     if layout.cp > cp == 1:
         lost.append(f"context parallelism ({layout.cp})")
-    if values.get(CAPACITY) and tp * cp > 1:
-        lost.append(f"drops by capacity ({values[CAPACITY]}), which each rank decides for its part of a sequence")
     vp = sizes.vp if pp > 1 else 1
     microbatches = min(layout.microbatches, MICROBATCHES if pp > 1 else 2)
     if vp > 1:
@@ -158,13 +156,20 @@ def _reduced(values: Mapping[str, FlagValue], layout: Layout, sizes: _Sizes) -> 
         layout, world=tp * pp * cp * dp, tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, dp=dp, global_batch=batch,
         microbatches=microbatches,
     )  # fmt: skip
+    if values.get(CAPACITY) and splits_sequences(small):
+        lost.append(f"tokens dropped over capacity ({values[CAPACITY]}), because each rank decides on its own")
     return Reduced(small, small_etp, tuple(lost), min(instances, 2), bool(values.get("use_megatron_fsdp")))
 
 
-def _doubled(layout: Layout, tp: int, cp: int, dp: int) -> tuple[int, int, int]:
-    """Double the number of ranks: in data parallelism, if the layout has any, else where it has more.
+def splits_sequences(layout: Layout) -> bool:
+    """Return whether each rank routes only a part of a sequence."""
+    return layout.tp * layout.cp > 1
 
-    Some losses depend on the data-parallel size, so a layout with one data-parallel rank keeps one if possible.
+
+def _doubled(layout: Layout, tp: int, cp: int, dp: int) -> tuple[int, int, int]:
+    """Double data parallelism, or another size that was reduced if the layout has no data parallelism.
+
+    Some losses depend on the data-parallel size, so it stays 1 if possible.
     """
     if layout.dp == 1 and 1 < cp < layout.cp:
         return tp, 2 * cp, dp

@@ -19,7 +19,7 @@ CPU, CUDA = "cpu", "cuda"
 RESET_MASK = "reset_attention_mask"
 FSDP, FP8_PARAMETERS = "use_megatron_fsdp", "fp8_param_gather"
 
-# With a capacity, each rank drops tokens of its own part of a sequence.
+# If ranks hold parts of a sequence, each decides on its own which tokens exceed an expert's capacity.
 CAPACITY = "moe_expert_capacity_factor"
 DROPS = (CAPACITY, "moe_pad_expert_input_to_capacity", "moe_token_drop_policy")
 

@@ -10,7 +10,7 @@ from fp8launch.engines.base import Layout
 from fp8launch.injob.rank.compat import cpu_process
 from fp8launch.megatron.arguments import FlagValue
 from fp8launch.megatron.model_arithmetic import pattern_value
-from fp8launch.plugins.prove.reduced_layout import Reduced, reduce_layout, reduce_pair
+from fp8launch.plugins.prove.reduced_layout import Reduced, reduce_layout, reduce_pair, splits_sequences
 from fp8launch.plugins.prove.settings import (
     CPU,
     CUDA,
@@ -204,7 +204,7 @@ def _small(
         name: value for name, value in values.items() if has_part(name) and why_left_out(name, value, device) is None
     }
     sharing = shared or (reduced,)
-    if any(one.layout.tp * one.layout.cp > 1 for one in sharing):
+    if any(splits_sequences(one.layout) for one in sharing):
         kept = {name: value for name, value in kept.items() if name not in DROPS}
     tp_at_most = max(layout.tp, real_tp)
     modules = kept.get("recompute_modules")
@@ -231,10 +231,10 @@ def _small(
     small |= {**_ALWAYS, **(_cpu_flags() if device == CPU else {"transformer_impl": "transformer_engine"})}
     small |= {**course, **stated}
     if small.get(FSDP):
-        # Its master weights keep the values that FP8 weights had before the start was loaded.
+        # Master weights of FP8 weights would keep their values from before the start is loaded.
         small |= {"ckpt_format": "fsdp_dtensor", RESHARDABLE: None, FP8_PARAMETERS: None}
         if values.get("use_precision_aware_optimizer"):
-            # It reads gradients in the buffer, as Adam reads fp32 ones; others are copied (mfsdp-pertoken-norms).
+            # That optimizer reads gradients from the buffer, without the copy that causes mfsdp-pertoken-norms.
             small["megatron_fsdp_main_grads_dtype"] = "fp32"
         if device == CPU:
             # Gloo cannot scale while it sums.
@@ -252,8 +252,8 @@ def reference(run: SmallRun) -> SmallRun:
     values = {name: value for name, value in run.values.items() if not divides(name) and name != RESHARDABLE}
     if run.values.get(DISPATCHER) == FLEX:
         # One rank has nobody to exchange tokens with.
-        values = {name: value for name, value in values.items() if name not in deepep_flags(values, CUDA)}
-        values[DISPATCHER] = "alltoall"
+        deepep = deepep_flags(values, CUDA)
+        values = {name: value for name, value in values.items() if name not in deepep} | {DISPATCHER: "alltoall"}
     if run.values.get(FP8_PARAMETERS):
         # Only the distributed optimizer trains FP8 weights.
         values |= {"use_distributed_optimizer": True, RESHARDABLE: True}
