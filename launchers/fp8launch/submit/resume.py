@@ -39,11 +39,8 @@ def resume(
     state = scheduler.state(run)
     _refuse(run, scheduler, state)
     plan = _plan(run)
-    folder = Path(plan["checkpoint"])
-    for words in checkpoints.repair(folder):
-        run.update(repaired=words)
-    start = checkpoints.latest(folder)
-    if plan["iterations"] is not None and start >= plan["iterations"]:
+    start = _repaired_start(run, plan)
+    if _reaches_end(start, plan):
         message = f"{run.run_id} has completed its {plan['iterations']} iterations"
         fix = "to train further, submit a new recipe with checkpoint.load"
         raise error("run-done", message, None, fix, ANSWER_IS_NO)
@@ -132,10 +129,33 @@ def resumable_from(run: RunFolder) -> int | None:
         start = checkpoints.latest(Path(plan["checkpoint"]))
     except (UserError, OSError):
         return None
-    done = plan["iterations"] is not None and start >= plan["iterations"]
-    if done or start == 0:
+    if _reaches_end(start, plan) or start == 0:
         return None
     return start
+
+
+def close_trained(run: RunFolder) -> bool:
+    """Record that a stopped run is done, and return True, if it has saved the checkpoint of its last iteration.
+
+    Its job was killed after that checkpoint, for example during the last evaluation, and could not record it.
+    """
+    plan = _plan(run)
+    if not _reaches_end(_repaired_start(run, plan), plan):
+        return False
+    write_attempt_log(run, {**read_attempt_log(run), "finished": True})
+    return True
+
+
+def _repaired_start(run: RunFolder, plan: dict[str, Any]) -> int:
+    """Repair the checkpoint folder, and return the iteration of its newest checkpoint, 0 without one."""
+    folder = Path(plan["checkpoint"])
+    for words in checkpoints.repair(folder):
+        run.update(repaired=words)
+    return checkpoints.latest(folder)
+
+
+def _reaches_end(start: int, plan: dict[str, Any]) -> bool:
+    return plan["iterations"] is not None and start >= int(plan["iterations"])
 
 
 def _plan(run: RunFolder) -> dict[str, Any]:

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import train_jobs
+from local_study import LocalStudy
 from support import wait_for
 from test_handovers import SIZES
 
-from fp8launch.injob.local_job import LOCAL_RUN, processes_with, send
+from fp8launch.injob.local_job import LOCAL_RUN, processes_with
 from fp8launch.injob.supervisor import checkpoints
 
 WORDS = ["<unk>", "<eos>", "the", "and", "of", "to", "in", "is", "it", "was"]
@@ -41,7 +36,7 @@ stages:
       bridge.data: DATA
       resources.gpu: cpu
       checkpoint: {dir: checkpoints, interval: 2}
-      train: {train_iters: 8, global_batch_size: 4, micro_batch_size: 2}
+      train: {train_iters: 20, global_batch_size: 4, micro_batch_size: 2}
       model.seq_length: 64
       dataset: {seq_length: 64, enable_offline_packing: false, offline_packing_specs: null}
       scheduler.lr_warmup_iters: 0
@@ -49,7 +44,7 @@ stages:
 TINY = """\
 extends: tiny_cpu
 model: {vocab_size: 511, norm_epsilon: 1.0e-5}
-train: {iterations: 8}
+train: {iterations: 40}
 checkpoint: {dir: checkpoints, interval: 2}
 """
 
@@ -78,31 +73,8 @@ def test_killed_in_every_stage_and_resumed(tmp_path: Path) -> None:
     lines = [json.dumps({"input": f"the and t{n} of", "output": f"is t{n} it was"}) for n in range(64)]
     (tmp_path / "data" / "training.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "tiny.yaml").write_text(TINY)
-    (tmp_path / "five.yaml").write_text(RECIPE.replace("DATA", str(tmp_path / "data")))
-    environment = {
-        **train_jobs.job_environment(PYTHONPATH=f"{train_jobs.LAUNCHERS}:{os.environ.get('PYTHONPATH', '')}"),
-        "HOME": str(tmp_path),
-        "FP8LAUNCH_RUNS": str(tmp_path / "runs"),
-    }
-    del environment["FP8LAUNCH_DEVICE"]
-
-    def call(*words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "fp8launch", *words]
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == expect, done.stdout + done.stderr
-        return done
-
-    study = call("submit", "./five.yaml", "--backend", "local", "--yes").stdout.strip()
-    folder = tmp_path / "runs" / study
-    runs = [folder / point["run"] for point in json.loads((folder / "study.json").read_text())["points"]]
-
-    def status(run: Path) -> dict[str, Any]:
-        found: list[dict[str, Any]] = json.loads(call("runs", study, "--json").stdout)
-        return next(each for each in found if each["run"] == run.name)
-
-    for number, run in enumerate(runs, 1):
+    study = LocalStudy(tmp_path, RECIPE.replace("DATA", str(tmp_path / "data")))
+    for number, run in enumerate(study.runs, 1):
         name = run.name.rpartition("-")[0]
         trains = name not in ("convert", "evaluate")
         wait_for(lambda run=run: any(processes_with(LOCAL_RUN, str(run))), 300)
@@ -110,22 +82,19 @@ def test_killed_in_every_stage_and_resumed(tmp_path: Path) -> None:
             wait_for(lambda run=run: checkpoints.latest(run / "checkpoints") > 0, 300)
         else:
             wait_for(lambda run=run: any(run.glob("logs/local-0.log")), 300)
-        # At once: none of them may act on the death of another one.
-        while alive := set(processes_with(LOCAL_RUN, str(run))):
-            send(signal.SIGSTOP, alive)
-            send(signal.SIGKILL, alive)
-        assert status(run)["state"] == "failed"
-        assert f"stage {number} of 5 ({name})" in call("runs").stdout
-        if number < len(runs):
-            assert status(runs[number])["state"] == "pending"
-        said = call("resume", study).stderr
+        study.kill(run)
+        assert study.state(run) == "failed"
+        assert f"stage {number} of 5 ({name})" in study.call("runs").stdout
+        if number < len(study.runs):
+            assert study.state(study.runs[number]) == "pending"
+        said = study.call("resume", study.name).stderr
         assert ("continues from iteration" if trains else "starts again") in said
-        wait_for(lambda run=run: status(run)["state"] == "completed", 300)
+        wait_for(lambda run=run: study.state(run) == "completed", 300)
         if trains:
-            assert checkpoints.latest(run / "checkpoints") == 8
-    for run in runs:
+            assert checkpoints.latest(run / "checkpoints") == (20 if name == "sft" else 40)
+    for run in study.runs:
         assert len(list(run.glob("logs/local-*.log"))) == 2
-    assert "all 5 stages" in call("resume", study, expect=1).stderr
-    scores = json.loads((runs[1] / "evaluations" / f"{runs[3].name}.json").read_text())
+    assert "all 5 stages" in study.call("resume", study.name, expect=1).stderr
+    scores = json.loads((study.runs[1] / "evaluations" / f"{study.runs[3].name}.json").read_text())
     assert scores["tasks"][0]["metrics"]
-    assert "acc" in call("evaluate", str(runs[3])).stdout
+    assert "acc" in study.call("evaluate", str(study.runs[3])).stdout

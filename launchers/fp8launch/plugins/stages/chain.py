@@ -12,6 +12,7 @@ from fp8launch.rundir.registry import job_ids, need_mine
 from fp8launch.rundir.run_dir import RunFolder
 from fp8launch.rundir.study import StudyFolder
 from fp8launch.schedulers.base import JobState, Scheduler
+from fp8launch.submit.resume import close_trained
 from fp8launch.submit.resume import resume as resume_run
 from fp8launch.submit.submission import HELD_SECONDS, next_key, recover_jobs, submit_held, submit_under
 
@@ -51,6 +52,9 @@ def resume(study: StudyFolder, attempts: int, say: Callable[[str], None]) -> Run
     recover_jobs(runs, scheduler)
     states = scheduler.states(runs)
     at = _current(runs, states)
+    if states[at].final and (runs[at].path / SURVIVE).is_file() and close_trained(runs[at]):
+        say(f"{runs[at].run_id} had already saved its last iteration")
+        at = _current(runs, states)
     run, state = runs[at], states[at]
     if is_complete(run, state):
         raise error("run-done", f"all {len(runs)} stages of {study.study_id} are complete", None, None, ANSWER_IS_NO)
