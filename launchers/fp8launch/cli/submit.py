@@ -155,7 +155,7 @@ def submit(
 
     checked_with = profile.model_copy(update={"run_root": str(place)})
     prepared, left_out = prepare_points(points, prepare_point, skip_bad, with_bar)
-    prepared += [(Point(recipes[0], None), part.prepared) for part in parts]
+    prepared += [(Point(recipes[0], None, part.values), part.prepared) for part in parts]
     runs = [run for _, run in prepared]
     results = refuse_errors(runs, checked_with, scheduler, skip=skip_bad, asked=layers, parts=parts)
     ready, bad = ready_points(prepared, results)

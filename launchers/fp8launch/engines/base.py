@@ -38,7 +38,8 @@ class EngineDescription:
     `checks` is the widest scope of rules that applies to its arguments. `validators` names the validators for its
     argument list (`Plugin.validators`), `rehearsal` says whether one of its steps can run without a GPU. `log_dialect`
     is a name of `fp8launch.logs.dialects`. `evidence` is what its processes print in the formats of
-    `fp8launch.logs.evidence`: "module report", and descriptions of measurements (`fp8launch.plugins.Plugin`).
+    `fp8launch.logs.evidence`: "module report", and descriptions of measurements (`fp8launch.plugins.Plugin`). `trains`
+    is False for programs without iterations, such as a conversion; reports on a study leave their runs out.
     """
 
     checks: Scope
@@ -46,6 +47,7 @@ class EngineDescription:
     log_dialect: str
     evidence: tuple[str, ...]
     rehearsal: bool = False
+    trains: bool = True
 
     def covers(self, scope: Scope) -> bool:
         """Return whether rules of this scope apply to the engine's arguments."""

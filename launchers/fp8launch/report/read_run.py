@@ -209,10 +209,15 @@ def _point_of(name: str, values: object, repeat: Any) -> StudyPoint:
 
 
 def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunReport]:
-    """Read every planned point of a study, in order. Points without a run or whose run has no job are `absent`."""
-    record = study.record()
-    planned = [*record["points"], *record.get("left_out", [])]
-    made = {run.run_id: run_from_folder(run, gpu) for run in study.runs()}
+    """Read every planned point of a study that trains, in order, or all of them if none does.
+
+    Points without a run or whose run has no job are `absent`.
+    """
+    record, runs = study.record(), study.runs()
+    others = {run.run_id for run in runs if not as_mapping(run.manifest().get("engine")).get("trains", True)}
+    every = [*record["points"], *record.get("left_out", [])]
+    planned = [point for point in every if point["run"] not in others] or every
+    made = {run.run_id: run_from_folder(run, gpu) for run in runs}
     found = []
     for point in planned:
         run = made.get(str(point["run"]))

@@ -91,7 +91,8 @@ def _by_point(runs: Sequence[RunReport], studies: Sequence[StudyPoint]) -> list[
     """In a study, all axes that vary, except sizes and seeds, define a variant."""
     points = []
     for study, run in zip(studies, runs, strict=True):
-        points.append({**study.point, "recipe": run.facts.get("recipe")})
+        # A stage has one recipe, and its own name says more.
+        points.append(study.point if "stage" in study.point else {**study.point, "recipe": run.facts.get("recipe")})
     varied = []
     for name in dict.fromkeys(chain.from_iterable(points)):
         varies = len({repr(point.get(name)) for point in points}) > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fp8launch import plugin_registry
@@ -18,12 +18,16 @@ from fp8launch.schedulers.base import JobState
 
 @dataclass(frozen=True)
 class Part:
-    """A run of a sequence: its name for messages, its id, and what is wrong between it and the runs before it."""
+    """A run of a sequence: its name for messages, its id, and what is wrong between it and the runs before it.
+
+    `values` tell it from the other runs in comparisons, such as `{"stage": "anneal"}`.
+    """
 
     name: str
     run_id: str
     prepared: Prepared
     problems: tuple[Problem, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,7 +164,7 @@ def submit_study(
 
     batch = _Batch(cluster, scheduler, entries, study, retry, max_running, in_sequence=kind is not None)
     with locked(study, patience):
-        if kind is not None and study.record()["points"] != record["points"]:
+        if kind is not None and _keys(study.record()) != _keys(record):
             fix = "choose another --study, or leave it out"
             raise error("study-differs", "the study has other runs than this recipe", str(study.path), fix)
         if kind is not None and (wanted[0][1].path / MANIFEST).is_file() and job_ids(wanted[0][1]):
@@ -284,6 +284,10 @@ class _Batch:
             yield from self._submit_group(group[half:])
         else:
             yield group
+
+
+def _keys(record: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    return [(point["run"], point.get("key")) for point in record["points"]]
 
 
 def _record(points: Sequence[GridPoint]) -> dict[str, Any]:

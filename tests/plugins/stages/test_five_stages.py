@@ -98,3 +98,7 @@ def test_killed_in_every_stage_and_resumed(tmp_path: Path) -> None:
     scores = json.loads((study.runs[1] / "evaluations" / f"{study.runs[3].name}.json").read_text())
     assert scores["tasks"][0]["metrics"]
     assert "acc" in study.call("evaluate", str(study.runs[3])).stdout
+    # Fine-tuning has another batch and cannot be compared. Conversion and evaluation have no iterations.
+    rows = study.call("compare", study.name, expect=1).stdout.splitlines()
+    assert [row.split()[1] for row in rows if row.startswith("stage ")] == ["pretrain", "anneal", "sft"]
+    assert "no data" not in "".join(rows)

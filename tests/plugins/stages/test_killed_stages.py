@@ -42,3 +42,8 @@ def test_the_stage_after_one_that_was_killed_during_its_last_evaluation_starts(t
     assert len(list(first.glob("logs/local-*.log"))) == 1
     assert checkpoints.latest(second / "ckpt") == 4
     assert "all 2 stages" in study.call("resume", study.name, expect=1).stderr
+    # Stages are not repeats of one run.
+    assert [line.split()[:2] for line in study.call("compare", study.name).stdout.splitlines()[1:3]] == [
+        ["stage", "first"],
+        ["stage", "second"],
+    ]

@@ -43,7 +43,7 @@ class ModelJob(Engine):
     noun: ClassVar[str]  # with its article, for messages
     section: ClassVar[type[Section]]
     description: ClassVar[EngineDescription] = EngineDescription(
-        checks="hardware", validators="none", log_dialect="megatron", evidence=()
+        checks="hardware", validators="none", log_dialect="megatron", evidence=(), trains=False
     )
 
     def _stated(self, recipe: Recipe) -> Any:

@@ -63,7 +63,7 @@ def prepare(
     parts = []
     for one in found:
         between = [*handover_problems(one, linked), *together.get(one.name, ())]
-        parts.append(Part(f"stage {one.name}", one.folder.name, one.prepared, tuple(between)))
+        parts.append(Part(f"stage {one.name}", one.folder.name, one.prepared, tuple(between), {"stage": one.name}))
     return RunSequence(study, tuple(parts))
 
 
