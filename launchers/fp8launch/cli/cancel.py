@@ -23,6 +23,8 @@ def cancel(names: tuple[str, ...]) -> None:
             _cancel_run(find_run(name))
         elif runs := cancel_study(study):
             eprint(f"cancelled {study.study_id}: {counted(len(runs), 'run')}")
+        elif any(map(job_ids, study.runs())):
+            eprint(f"{study.study_id} has already ended")
         else:
             eprint(f"{study.study_id} has no jobs: nothing to cancel")
 

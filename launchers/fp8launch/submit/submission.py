@@ -245,7 +245,7 @@ def _recover(runs: Sequence[RunFolder], scheduler: Scheduler) -> list[RunFolder]
 
 
 def cancel_study(study: StudyFolder) -> list[RunFolder]:
-    """Cancel the jobs of a study and return the runs that had any. Raises UserError for another user's study."""
+    """Cancel the runs of a study that have not ended, and return them. Raises UserError for another user's study."""
     need_mine(study)
     runs = study.runs()
     need_mine(*runs)
@@ -253,31 +253,30 @@ def cancel_study(study: StudyFolder) -> list[RunFolder]:
         return []
     scheduler = schedulers.of_run(runs[0])
     recover_cut_off(runs, scheduler)
-    submitted = list(filter(job_ids, runs))
-    if submitted:
-        cancel_runs(submitted, scheduler)
-    return submitted
+    return cancel_runs(list(filter(job_ids, runs)), scheduler)
 
 
-def cancel_runs(runs: Sequence[RunFolder], scheduler: Scheduler) -> None:
-    """Cancel all jobs of these runs, and prevent further attempts.
+def cancel_runs(runs: Sequence[RunFolder], scheduler: Scheduler) -> list[RunFolder]:
+    """Cancel the jobs of the runs that have not ended, prevent further attempts, and return these runs.
 
     Slurm forgets jobs that were cancelled before they started, so the manifest records the cancellation.
     """
-    before = scheduler.states(runs)
-    for run in runs:
+    under_way = [run for run, state in zip(runs, scheduler.states(runs), strict=True) if not state.final]
+    if not under_way:
+        return []
+    for run in under_way:
         forbid_more(run)
-    scheduler.cancel(runs)
+    scheduler.cancel(under_way)
     unrecorded = None
-    for run, state in zip(runs, before, strict=True):
-        if not state.final:
-            try:
-                run.update(cancelled=now())
-            except OSError as exc:
-                unrecorded = exc
+    for run in under_way:
+        try:
+            run.update(cancelled=now())
+        except OSError as exc:
+            unrecorded = exc
     if unrecorded is not None:
         message = f"the jobs are cancelled, but their run folders do not say so: {unrecorded.strerror}"
         raise error("cannot-write", message, str(unrecorded.filename), "make room on this file system", MACHINE_LACKS)
+    return under_way
 
 
 def _age(run: RunFolder) -> float:
