@@ -292,8 +292,9 @@ def test_what_acts_on_jobs_wants_a_run(site: Path, capsys: pytest.CaptureFixture
     assert run(["resume", "tiny_cpu"]) == 2
     study = create_study(site, "grid", {"study": "grid", "points": []})
     capsys.readouterr()
-    assert run(["resume", str(study.path)]) == 2
-    assert "is a study, and a single run is needed" in capsys.readouterr().err
+    for name in (str(study.path), "grid"):
+        assert run(["resume", name]) == 2
+        assert "is a study, and a single run is needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

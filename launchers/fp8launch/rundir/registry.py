@@ -129,6 +129,9 @@ def find_run(name: str) -> RunFolder:
         return matches[0]
     if matches:
         raise error("ambiguous-run", _several(name, "runs", matches), fix=_how_to_choose(matches, ", or `latest`"))
+    for study in all_studies():
+        if study.study_id == name:
+            raise _is_a_study(name, study)
     raise error(
         "unknown-run",
         f"no run '{name}' in {', '.join(map(str, known_roots())) or 'any run root'}",
@@ -172,9 +175,15 @@ def _refuse_path(name: str) -> NoReturn:
     if not is_there(Path(name)):
         raise error("path-not-found", "this path does not exist", name, "`fp8launch runs` lists runs and their ids")
     if is_file(Path(name) / STUDY):
-        raise error("not-a-run", "is a study, and a single run is needed", name, "name one of its runs")
+        raise _is_a_study(name, StudyFolder(Path(name).absolute()))
     message = f"is not a run folder or a study: it has neither {MANIFEST} nor {STUDY}"
     raise error("not-a-run", message, name, "`fp8launch runs` lists runs and their ids")
+
+
+def _is_a_study(name: str, study: StudyFolder) -> UserError:
+    runs = [run.run_id for run in study.runs()]
+    fix = f"name one of its runs: {and_more(runs, 5)}" if runs else None
+    return error("not-a-run", "is a study, and a single run is needed", name, fix)
 
 
 def without_removed(work: Callable[[Sequence[RunFolder]], T], runs: Sequence[RunFolder]) -> T:
