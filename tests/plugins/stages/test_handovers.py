@@ -110,6 +110,14 @@ def test_recipes_that_are_refused(tmp_path: Path, found: Any, sets: tuple[str, .
     assert (problem.code, words in problem.message) == (code, True), problem
 
 
+def test_keys_of_an_ordinary_recipe_beside_stages_are_one_problem(tmp_path: Path) -> None:
+    """Each key of each pack file that the recipe extends was a problem of its own."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps({"extends": ["tiny_cpu"], "train": {"iterations": 5}, "stages": [first()]}))
+    problem = only(refused(lambda: prepare_stages(read_recipe(str(file)), (), Cluster(), tmp_path, None)))
+    assert problem.code == "stages-keys" and "model" in problem.message and "`set`" in str(problem.fix)
+
+
 def test_every_stage_that_cannot_be_prepared_is_reported(tmp_path: Path) -> None:
     """The report ended with the first stage from whose result a later one starts."""
     found = (

@@ -23,9 +23,11 @@ from fp8launch.plugins.evaluate import evaluation
 from fp8launch.plugins.stages.handover import Linked, Result, handover_problems, space_problems
 from fp8launch.plugins.stages.recipe import Stage, Stages
 from fp8launch.recipe.load import LoadedRecipe, Override, RecipeSource, load_recipe, read_recipe
+from fp8launch.recipe.schema import Recipe
 from fp8launch.recipe.yaml_source import Node
 from fp8launch.submit.recipe_kinds import Part, RunSequence, named
 from fp8launch.untyped import as_int
+from fp8launch.wording import and_more
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
@@ -38,6 +40,11 @@ def prepare(
     `overrides` are `STAGE.section.key=value`, and options such as --time, which apply to every stage with a recipe.
     """
     entries = {key: node for key, node in source.tree.entries().items() if key != "extends"}
+    ordinary = [key for key in entries if key in Recipe.model_fields and key not in Stages.model_fields]
+    if ordinary:
+        message = f"a recipe with `stages` takes no {and_more(ordinary, 5)}, because each stage has a recipe of its own"
+        fix = "move these keys, and what the recipe extends, to the recipes of the stages, or to their `set`"
+        raise error("stages-keys", message, str(source.path), fix)
     tree = Node({"name": Node(source.path.stem, str(source.path)), **entries}, source.tree.where)
     stated = Stages.from_node(tree)
     places = [node.where for node in _items(tree.find(("stages",)))]
