@@ -53,11 +53,15 @@ def test_a_job_that_is_requeued_and_then_cancelled(site: Site) -> None:
         site.env["MY_WEBHOOK"] = url
         sleeps = script(site, "import time\nprint('sleeps', flush=True)\ntime.sleep(600)\n")
         run = site.submit("--yes", "--set", sleeps)
-        wait_for(lambda: site.state(run)["state"] == "running" and "sleeps" in site.log(run).read_text(), 120)
+
+        def attempts() -> int:
+            return sum("sleeps" in log.read_text() for log in (site.runs / run / "logs").glob("*-*.log"))
+
+        wait_for(lambda: site.state(run)["state"] == "running" and attempts() == 1, 120)
         site.requeue(run)
         assert "DUE TO JOB REQUEUE" in next((site.runs / run / "logs").glob("*.out")).read_text()
         assert messages == []
-        wait_for(lambda: "sleeps" in site.log(run).read_text(), 60)
+        wait_for(lambda: attempts() == 2, 60)
         assert site.run("cancel", run).returncode == 0
         ended(site, run, "cancelled")
         wait_for(lambda: messages, 60)
