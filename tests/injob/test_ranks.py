@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -101,11 +102,23 @@ def test_a_process_whose_name_is_no_text_is_a_child() -> None:
         process.communicate(b"\n")
 
 
-def test_free_port_is_free() -> None:
-    import socket
+def test_a_port_is_not_chosen_twice_before_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs that start at once and choose the same one, the second would fail after its imports."""
+    reservations: list[socket.socket] = []
+    monkeypatch.setattr(ranks, "_reservations", reservations)
+    port = ranks.free_port()
 
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", ranks.free_port()))
+    def chosen_elsewhere() -> bool:
+        code = f"from fp8launch.injob.rank import ranks as r; r.PORTS = range({port}, {port + 1}); print(r.free_port())"
+        command, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(CODE.parents[2])}
+        return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout) == port
+
+    assert not chosen_elsewhere()
+    with socket.create_server(("127.0.0.1", port)):
+        for reservation in reservations:
+            reservation.close()
+        assert not chosen_elsewhere(), "it is in use"
+    assert chosen_elsewhere()
 
 
 @pytest.mark.parametrize(

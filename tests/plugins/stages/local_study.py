@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import train_jobs
+from support import wait_for
 
 from fp8launch.injob.local_job import LOCAL_RUN, processes_with, send
 
@@ -42,6 +43,11 @@ class LocalStudy:
     def state(self, run: Path) -> str:
         found = json.loads(self.call("runs", self.name, "--json").stdout)
         return next(str(each["state"]) for each in found if each["run"] == run.name)
+
+    def completes(self, run: Path) -> None:
+        """Wait until a run is complete, and fail with its logs if it ends otherwise."""
+        wait_for(lambda: self.state(run) not in ("pending", "running"), 300)
+        assert self.state(run) == "completed", "".join(log.read_text() for log in sorted(run.glob("logs/*")))[-6000:]
 
     def kill(self, run: Path) -> None:
         """Kill all processes of a run at once: none of them may act on the death of another one."""

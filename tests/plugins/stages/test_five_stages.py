@@ -89,7 +89,7 @@ def test_killed_in_every_stage_and_resumed(tmp_path: Path) -> None:
             assert study.state(study.runs[number]) == "pending"
         said = study.call("resume", study.name).stderr
         assert ("continues from iteration" if trains else "starts again") in said
-        wait_for(lambda run=run: study.state(run) == "completed", 300)
+        study.completes(run)
         if trains:
             assert checkpoints.latest(run / "checkpoints") == (20 if name == "sft" else 40)
     for run in study.runs:

@@ -38,7 +38,7 @@ def test_the_stage_after_one_that_was_killed_during_its_last_evaluation_starts(t
 
     said = study.call("resume", study.name).stderr
     assert f"{first.name} had already saved its last iteration" in said and second.name in said
-    wait_for(lambda: study.state(second) == "completed", 300)
+    study.completes(second)
     assert len(list(first.glob("logs/local-*.log"))) == 1
     assert checkpoints.latest(second / "ckpt") == 4
     assert "all 2 stages" in study.call("resume", study.name, expect=1).stderr

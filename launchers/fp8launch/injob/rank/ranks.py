@@ -6,10 +6,16 @@ knows the same under Slurm's names.
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 import time
 from collections.abc import Callable, Mapping
+
+# Linux gives programs that ask for any port one from 32768 on, and Slurm jobs of fp8launch take 20000 to 29999.
+PORTS = range(10000, 20000)
+_PORT_TRIES = 100
+_reservations: list[socket.socket] = []
 
 
 class EnvironmentProblem(Exception):
@@ -40,7 +46,22 @@ def unresolved_address(env: Mapping[str, str], patience: float = 20.0) -> str | 
 
 
 def free_port() -> int:
-    """Return a TCP port that is free on this host."""
+    """Return a TCP port that is free on this host, and that no other call returns while this process lives.
+
+    torch binds the port only after its imports, many seconds later. Until then an abstract Unix socket stands for it,
+    which other processes of this network namespace see (Linux).
+    """
+    for port in random.SystemRandom().sample(PORTS, min(_PORT_TRIES, len(PORTS))):
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0fp8launch port {port}")
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            reservation.close()
+        else:
+            _reservations.append(reservation)
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
