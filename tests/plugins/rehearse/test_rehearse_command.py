@@ -64,7 +64,7 @@ def limited(recipe: str, limits: Limits) -> CheckResult:
     ("limits", "sentence"),
     [
         (Limits(memory_gib=0.02), "it needs more than 0.02 GiB of memory, the limit of a rehearsal"),
-        (Limits(processor_seconds=0.2), "it needs more than 0.2 s of processor time, the limit of a rehearsal"),
+        (Limits(processor_seconds=0.02), "it needs more than 0.02 s of processor time, the limit of a rehearsal"),
         (Limits(seconds=0.1), "it took longer than 0.1 s, the limit of a rehearsal"),
     ],
 )
