@@ -103,7 +103,7 @@ def test_a_process_whose_name_is_no_text_is_a_child() -> None:
 
 
 def test_a_port_is_not_chosen_twice_before_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two runs that start at once and choose the same one, the second would fail after its imports."""
+    """If two runs that start together pick the same port, the second fails after its imports."""
     reservations: list[socket.socket] = []
     monkeypatch.setattr(ranks, "_reservations", reservations)
     port = ranks.free_port()

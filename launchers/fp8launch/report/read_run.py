@@ -217,7 +217,8 @@ def runs_from_study(study: StudyFolder, gpu: str | None = None) -> list[RunRepor
     others = {run.run_id for run in runs if not as_mapping(run.manifest().get("engine")).get("trains", True)}
     every = [*record["points"], *record.get("left_out", [])]
     planned = [point for point in every if point["run"] not in others] or every
-    made = {run.run_id: run_from_folder(run, gpu) for run in runs}
+    wanted = {point["run"] for point in planned}
+    made = {run.run_id: run_from_folder(run, gpu) for run in runs if run.run_id in wanted}
     found = []
     for point in planned:
         run = made.get(str(point["run"]))

@@ -91,7 +91,7 @@ def _by_point(runs: Sequence[RunReport], studies: Sequence[StudyPoint]) -> list[
     """In a study, all axes that vary, except sizes and seeds, define a variant."""
     points = []
     for study, run in zip(studies, runs, strict=True):
-        # A stage has one recipe, and its own name says more.
+        # A stage has a single recipe, so its name is enough.
         points.append(study.point if "stage" in study.point else {**study.point, "recipe": run.facts.get("recipe")})
     varied = []
     for name in dict.fromkeys(chain.from_iterable(points)):

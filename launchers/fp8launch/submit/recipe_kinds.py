@@ -18,9 +18,10 @@ from fp8launch.schedulers.base import JobState
 
 @dataclass(frozen=True)
 class Part:
-    """A run of a sequence: its name for messages, its id, and what is wrong between it and the runs before it.
+    """One run of a sequence.
 
-    `values` tell it from the other runs in comparisons, such as `{"stage": "anneal"}`.
+    Messages call it `name`. `problems` are those of its hand-over from earlier runs. `values` label it in comparisons,
+    such as `{"stage": "anneal"}`.
     """
 
     name: str

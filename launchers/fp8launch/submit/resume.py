@@ -135,9 +135,9 @@ def resumable_from(run: RunFolder) -> int | None:
 
 
 def close_trained(run: RunFolder) -> bool:
-    """Record that a stopped run is done, and return True, if it has saved the checkpoint of its last iteration.
+    """Mark a stopped run as finished if it has saved its last iteration. Return whether it has.
 
-    Its job was killed after that checkpoint, for example during the last evaluation, and could not record it.
+    A job that is killed after that checkpoint, for example during the last evaluation, cannot do this itself.
     """
     plan = _plan(run)
     if not _reaches_end(_repaired_start(run, plan), plan):

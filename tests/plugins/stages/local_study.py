@@ -1,4 +1,4 @@
-"""A study of stages on this machine, driven by the commands that a user types."""
+"""Run stages on this machine with the commands that a user would type."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LocalStudy:
         assert self.state(run) == "completed", "".join(log.read_text() for log in sorted(run.glob("logs/*")))[-6000:]
 
     def kill(self, run: Path) -> None:
-        """Kill all processes of a run at once: none of them may act on the death of another one."""
+        """Kill all processes of a run at once, so that none can react to the death of another."""
         while alive := set(processes_with(LOCAL_RUN, str(run))):
             send(signal.SIGSTOP, alive)
             send(signal.SIGKILL, alive)

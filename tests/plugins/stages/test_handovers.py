@@ -111,7 +111,7 @@ def test_recipes_that_are_refused(tmp_path: Path, found: Any, sets: tuple[str, .
 
 
 def test_keys_of_an_ordinary_recipe_beside_stages_are_one_problem(tmp_path: Path) -> None:
-    """Each key of each pack file that the recipe extends was a problem of its own."""
+    """A recipe that extended an ordinary one used to get an error for every inherited key."""
     file = tmp_path / "recipe.yaml"
     file.write_text(json.dumps({"extends": ["tiny_cpu"], "train": {"iterations": 5}, "stages": [first()]}))
     problem = only(refused(lambda: prepare_stages(read_recipe(str(file)), (), Cluster(), tmp_path, None)))

@@ -1,4 +1,4 @@
-"""A stage that is killed after its last checkpoint: the next one must start all the same."""
+"""If a stage is killed after its last checkpoint, the next stage still starts."""
 
 from __future__ import annotations
 

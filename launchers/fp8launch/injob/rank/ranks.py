@@ -1,4 +1,4 @@
-"""The rank variables of a process, from torchrun, from Slurm, or alone. Pure; standard library only.
+"""The rank variables of a process, from torchrun, from Slurm, or alone. Standard library only.
 
 Megatron reads RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR/MASTER_PORT, which torchrun sets. A task started by srun
 knows the same under Slurm's names.
@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-# Linux gives programs that ask for any port one from 32768 on, and Slurm jobs of fp8launch take 20000 to 29999.
+# Below the ports of fp8launch's Slurm jobs (20000 to 29999) and Linux's ephemeral ports (32768 and up).
 PORTS = range(10000, 20000)
 _PORT_TRIES = 100
 _reservations: list[socket.socket] = []
@@ -46,10 +46,10 @@ def unresolved_address(env: Mapping[str, str], patience: float = 20.0) -> str | 
 
 
 def free_port() -> int:
-    """Return a TCP port that is free on this host, and that no other call returns while this process lives.
+    """Return a TCP port that is free on this host, and reserve it for as long as this process lives.
 
-    torch binds the port only after its imports, many seconds later. Until then an abstract Unix socket stands for it,
-    which other processes of this network namespace see (Linux).
+    torch binds the port only after its imports, many seconds later. Until then, an abstract Unix socket keeps other
+    runs in the same network namespace from choosing it (Linux).
     """
     for port in random.SystemRandom().sample(PORTS, min(_PORT_TRIES, len(PORTS))):
         reservation = socket.socket(socket.AF_UNIX)

@@ -42,8 +42,8 @@ def prepare(
     entries = {key: node for key, node in source.tree.entries().items() if key != "extends"}
     ordinary = [key for key in entries if key in Recipe.model_fields and key not in Stages.model_fields]
     if ordinary:
-        message = f"a recipe with `stages` takes no {and_more(ordinary, 5)}, because each stage has a recipe of its own"
-        fix = "move these keys, and what the recipe extends, to the recipes of the stages, or to their `set`"
+        message = f"a recipe with `stages` cannot set {and_more(ordinary, 5)}: each stage names its own recipe"
+        fix = "put these keys, inherited ones included, in the recipe or the `set` of each stage"
         raise error("stages-keys", message, str(source.path), fix)
     tree = Node({"name": Node(source.path.stem, str(source.path)), **entries}, source.tree.where)
     stated = Stages.from_node(tree)
