@@ -154,9 +154,9 @@ def test_common_parents_cost_no_more_than_a_chain(write: Write) -> None:
     for n in range(MAX_GENERATIONS - 1):
         write(f"p{n}.yaml", f"extends: [{', '.join([f'p{n + 1}'] * 9)}]\n")
     write(f"p{MAX_GENERATIONS - 1}.yaml", "model: {num_layers: 1}\n")
-    begin = time.process_time()
+    begin = time.perf_counter()
     assert load_recipe(write("r.yaml", "extends: [p0, p0]\n")).recipe.model == {"num_layers": 1}
-    assert time.process_time() - begin < 1
+    assert time.perf_counter() - begin < 1
 
 
 @pytest.mark.parametrize("name", ["tiny_cpu", "tiny_cpu.yaml", "recipes/tiny_cpu", "recipes/tiny_cpu.yaml"])
@@ -383,9 +383,9 @@ def test_variables_keep_the_digits_that_were_written(write: Write) -> None:
 
 
 def test_loading_is_fast(write: Write) -> None:
-    begin = time.process_time()
+    begin = time.perf_counter()
     load_recipe("llama8b_fp8")
-    assert time.process_time() - begin < 0.5
+    assert time.perf_counter() - begin < 0.5
 
 
 def test_loading_leaves_the_working_folder_alone() -> None:

@@ -236,7 +236,7 @@ def test_a_command_that_hangs_is_given_up(fake_slurm: Any) -> None:
     fake_slurm.program("squeue", before="exec sleep 60")
     begin = time.monotonic()
     done = slurm_cli.call("squeue", timeout=0.5)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 5
     assert (done.returncode, done.stderr) == (124, "squeue did not answer within 0 s")
 
 
