@@ -9,7 +9,7 @@ set -euo pipefail
 folder=$1 site=$2
 mkdir -p "$folder/whl"
 python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3.12 --dest "$folder/whl" \
-    'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments nvidia-ml-py
+    'PyYAML>=6.0.1,<7' 'click>=8.1.7,<9' 'rich>=13.9,<16' markdown-it-py mdurl pygments nvidia-ml-py 'orjson>=3.10,<4'
 # DeepSpeed, for the peers: no wheels are published, and it needs none of its kernels here.
 DS_BUILD_OPS=0 python3 -m pip wheel --quiet --no-deps --wheel-dir "$folder/whl" 'deepspeed>=0.19.8,<0.20'
 python3 -m pip download --quiet --only-binary=:all: --no-deps --python-version 3.12 --dest "$folder/whl" \

@@ -18,7 +18,7 @@ from memory import argument_values, logs
 # Measurements whose runs shared a GPU or its host, and runs of models too small to measure a GPU by.
 SHARED = (
     *("2026-11-21-numerics", "2026-11-21-numerics2", "2026-11-21-plateau"),
-    *("2026-11-22-cross-entropy", "2026-11-23-levels-small", "2026-11-27-convergence"),
+    *("2026-11-22-cross-entropy", "2026-11-23-levels-small", "2026-11-27-convergence", "2026-11-29-convergence"),
 )
 # A precision file turned FP8 off, which the arguments do not show. NaN values take less power and time.
 NOT_AS_ASKED = ("asked_but_bf16", "o3")
