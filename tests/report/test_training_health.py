@@ -199,7 +199,8 @@ def test_no_real_log_raises_a_false_alarm() -> None:
         assert not [note for note in seen.notes if "mix both speeds" in note], log
     assert trained > 150
     # Not false: the gradients of one are infinite from the second step on, and the loss of the other rises from 4.0 to
-    # 10.6 within five steps and ends at 10.0. Twelve runs shared a GPU; the first ones slowed down as the others started.
+    # 10.6 within five steps and ends at 10.0. Twelve runs shared a GPU, and the first ones became slower as the others
+    # started.
     shared = ("bf16_1", "bf16_2", "bf16_3", "blockwise_1", "delayed_1")
     assert found == {
         "2026-11-23-levels/o3.log": ["nan"],

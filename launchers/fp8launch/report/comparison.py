@@ -30,6 +30,7 @@ from fp8launch.report.ratios import (
 from fp8launch.report.read_run import NOT_SUBMITTED, SETTINGS, with_unset
 from fp8launch.report.rows import Published, Ratio, Row, about_loss, group_runs, scaling_modes
 from fp8launch.report.run_report import RunReport, json_mapping
+from fp8launch.report.shared_gpus import sharers
 from fp8launch.report.steady_state import RULE
 from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import and_more, counted
@@ -43,6 +44,8 @@ def row_notes(row: Row, recomputed: bool) -> list[str]:
     notes = list(row.notes)
     if recomputed and any(not run.speed.tflops_per_gpu_recomputed for run in row.good):
         notes.append("TFLOP/s are the log's own: its arguments do not determine them")
+    if row.shared_with:
+        notes.append(f"used the same GPU at the same time as {and_more(row.shared_with, 3)}")
     names = ", ".join(filter(affects_speed, differing_facts(row.runs)))
     if names:
         notes.append(f"its runs differ in {names}")
@@ -208,7 +211,7 @@ def compare(
 ) -> Comparison:
     """Compare runs side by side. Raises UserError for a baseline that no row has."""
     runs = with_unset(runs)
-    grouped = group_runs(runs)
+    grouped = _with_sharers(group_runs(runs), runs)
     axes = _axes(runs)
     bases = baseline_rows(grouped, baseline)
     scaling = efficiencies(grouped, force)
@@ -246,6 +249,16 @@ def compare(
         tuple(comparison_notes(rows, recomputed)),
         price_per_gpu_hour,
     )
+
+
+def _with_sharers(rows: Sequence[Row], runs: Sequence[RunReport]) -> list[Row]:
+    """Name for each row the runs that used the same GPU at the same time."""
+    shared = sharers([run.gpu_use for run in runs])
+    names = {id(run): [runs[i].name for i in found] for run, found in zip(runs, shared, strict=True)}
+    return [
+        replace(row, shared_with=tuple(dict.fromkeys(chain.from_iterable(names[id(run)] for run in row.runs))))
+        for row in rows
+    ]
 
 
 def _axes(runs: Sequence[RunReport]) -> set[str]:

@@ -20,6 +20,7 @@ from fp8launch.report.differences import (
 from fp8launch.report.intervals import Interval, difference_interval
 from fp8launch.report.losses import LossSummary, learning_settings, loss_summary, ranked_by_loss
 from fp8launch.report.parity import Parity
+from fp8launch.report.ratios import SHARED
 from fp8launch.report.rows import Ratio, Row, in_units, labels_of, scaling_modes
 from fp8launch.report.variant_labels import words_of
 from fp8launch.wording import counted
@@ -121,6 +122,8 @@ def _about_speed(comparison: Comparison, good: Sequence[Row]) -> str:
         return _fastest(rated, bases.pop())
     if bases:
         return _in_pairs(rated, comparison)
+    if any(row.shared_with for row in good):
+        return f"Speeds cannot be compared, because {SHARED}"
     if unknown:
         return (
             f"It is unknown which of these runs is faster: {_without_arguments(good)} not contain all arguments, "

@@ -19,6 +19,9 @@ from fp8launch.report.intervals import ratio_interval
 from fp8launch.report.rows import Ratio, Row, ScalingEfficiency, ScalingMode, labels_of
 from fp8launch.report.run_report import UNITS, Unit
 
+# Why rows have no ratio if their runs, or those of the baseline, were not alone on their GPUs.
+SHARED = "runs used the same GPU at the same time"
+
 
 def baseline_rows(rows: Sequence[Row], wanted: str | None) -> list[Row]:
     """Return the rows that `wanted` names; see `_default_baseline` for the default. One variant has no baseline.
@@ -122,6 +125,8 @@ def ratio(row: Row, base: Row, comparability: Comparability, force: bool = False
         if not one.good:
             whose = "" if one is row else f"{one.name}: "
             return Ratio(None, None, base.name, comparability, f"{whose}{one.status}")
+        if one.shared_with and not force:
+            return Ratio(None, None, base.name, comparability, SHARED)
     unit = _common_unit(row, base)
     if unit is None:
         return Ratio(None, None, base.name, comparability, "the logs do not contain speeds in a common unit")

@@ -90,14 +90,16 @@ class Row:
     """All runs of one variant on one number of GPUs. Only runs that ended as planned contribute numbers.
 
     `by_gpus` is true if the number of nodes is unknown or does not distinguish the rows of a variant. `one_size` is
-    true if all rows have the same size, so that names can omit it. The fields from `base` on depend on other rows
-    and are set by `comparison.compare`; `base` is None for the baseline itself. Units: tokens/s/GPU, ms, dense model
-    TFLOP/s/GPU, MiB, J/token, and currency per million tokens. Rows are compared by identity.
+    true if all rows have the same size, so that names can omit it. `shared_with` names the runs that used a GPU at the
+    same time as one of these. It and the fields from `base` on depend on other rows and are set by
+    `comparison.compare`; `base` is None for the baseline itself. Units: tokens/s/GPU, ms, dense model TFLOP/s/GPU, MiB,
+    J/token, and currency per million tokens. Rows are compared by identity.
     """
 
     label: str
     runs: tuple[RunReport, ...]
     notes: tuple[str, ...] = ()
+    shared_with: tuple[str, ...] = ()
     by_gpus: bool = False
     one_size: bool = False
     base: Row | None = None

@@ -16,6 +16,7 @@ from fp8launch.logs import Failure, IterationTable
 from fp8launch.report.goodput import Goodput
 from fp8launch.report.intervals import Interval, mean_interval
 from fp8launch.report.machines import Machines
+from fp8launch.report.shared_gpus import GpuUse
 from fp8launch.report.steady_state import RULE, SteadyState, numbers_of, ranges
 
 Status = Literal["ok", "unhealthy", "incomplete", "failed", "no_data"]
@@ -284,6 +285,7 @@ class RunReport:
     phases: tuple[PhaseReport, ...] = ()
     health: tuple[HealthProblem, ...] = ()
     goodput: Goodput | None = None
+    gpu_use: tuple[GpuUse, ...] = ()
     name: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
     study: StudyPoint | None = None

@@ -34,6 +34,7 @@ from fp8launch.report.run_report import (
     Training,
     statistic,
 )
+from fp8launch.report.shared_gpus import gpu_use
 from fp8launch.report.steady_state import SteadyState, select_steady_state
 from fp8launch.report.verify import NOT_PARTITIONED, NOT_RUNNING, precision_asked_for, verify
 from fp8launch.rundir.attempts import HealthAction
@@ -303,6 +304,7 @@ def summarise(
         steady_state=steady,
         more={name: read(logs) for name, read in plugin_registry.loaded("report_fields")},
         health=health,
+        gpu_use=tuple(filter(None, map(gpu_use, logs))),
     )
 
 

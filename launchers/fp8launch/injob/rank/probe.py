@@ -65,7 +65,8 @@ def _probe_and_say(model: Any, iteration: int | None, arguments: Callable[[], An
     args = arguments()
     asked = {name: plain(getattr(args, name)) for name in _ASKED if hasattr(args, name)}
     found = probe(chunks_of(model), asked)
-    record = {"v": VERSION, **position, "iteration": iteration, "asked": asked, "software": _software()}
+    now = round(time.time(), 3)
+    record = {"v": VERSION, **position, "iteration": iteration, "time": now, "asked": asked, "software": _software()}
     say(PROBE, {**record, "ms": round((time.perf_counter() - began) * 1e3, 2), **found})
 
 
@@ -92,6 +93,7 @@ def _software() -> dict[str, Any]:
         "transformer_engine": getattr(engine, "__version__", None),
     }
     try:
-        return {**versions, "gpu": torch.cuda.get_device_name()}  # type: ignore[union-attr]
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())  # type: ignore[union-attr]
+        return {**versions, "gpu": gpu.name, "gpu_id": plain(getattr(gpu, "uuid", None))}
     except Exception:
         return versions
