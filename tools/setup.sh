@@ -90,29 +90,11 @@ set_up_train() {
 }
 
 set_up_test() {
-    local version packages trackers
+    local packages
     has "$venv/bin/python" pytest xdist hypothesis mypy matplotlib tensorboard pyarrow tokenizers gigatoken hydra material ||
         say "downloads pytest, hypothesis, ruff, mypy, matplotlib, tensorboard, pyarrow, tokenizers and MkDocs (250 MB)"
     pip_install --editable '.[test]'
-    for version in "${older_megatrons[@]}"; do
-        [ ! -d ".cache/megatron/$version/megatron" ] || continue
-        say "downloads megatron-core $version (2 MB)"
-        pip_install --no-deps --ignore-requires-python --target ".cache/megatron/$version" "megatron-core==$version"
-    done
-    if ! has .cache/nemo_run/bin/python nemo_run; then
-        say "downloads NeMo-Run and its 120 dependencies (500 MB) into an environment of its own, .cache/nemo_run"
-        "$venv/bin/python" -m venv .cache/nemo_run
-    fi
-    .cache/nemo_run/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[nemo-run]'
-    has .cache/trackers/bin/python wandb mlflow ||
-        say "downloads W&B and MLflow with their 80 dependencies (700 MB on disk) into .cache/trackers"
-    readarray -t trackers < <(required_by wandb mlflow)
-    beside trackers "${trackers[@]}"
-    has .cache/peer/bin/python accelerate transformers torchao deepspeed ||
-        say "downloads accelerate, transformers, torchao and DeepSpeed (220 MB on disk) into .cache/peer"
-    DS_BUILD_OPS=0 beside peer "${peers[@]}"
-    set_up_bridge || say "no Megatron-Bridge: the tests with its own code are skipped"
-    set_up_evaluate || say "no lm-eval: the tests of evaluations are skipped"
+    at_once set_up_older_megatrons set_up_nemo_run set_up_trackers set_up_peer set_up_bridge set_up_evaluate
     packages=$("$venv/bin/python" tools/system_packages.py --missing)
     if [ -n "$packages" ]; then
         say "the distribution's packages that tests use and this machine lacks: ${packages//$'\n'/, }"
@@ -120,18 +102,65 @@ set_up_test() {
     fi
 }
 
-# Both need an index; without one the tests with Bridge's own code and with lm-eval are skipped.
+at_once() { # FUNCTION...: run them at the same time, and fail if one of them failed
+    local each pids=() failed=0
+    # Processes in the background ignore Ctrl-C.
+    trap 'trap - TERM; kill -TERM 0' INT TERM
+    for each in "$@"; do
+        "$each" &
+        pids+=($!)
+    done
+    for each in "${pids[@]}"; do
+        wait "$each" || failed=$?
+    done
+    trap - INT TERM
+    return "$failed"
+}
+
+set_up_older_megatrons() {
+    local version
+    for version in "${older_megatrons[@]}"; do
+        [ ! -d ".cache/megatron/$version/megatron" ] || continue
+        say "downloads megatron-core $version (2 MB)"
+        pip_install --no-deps --ignore-requires-python --target ".cache/megatron/$version" "megatron-core==$version"
+    done
+}
+
+set_up_nemo_run() {
+    if ! has .cache/nemo_run/bin/python nemo_run; then
+        say "downloads NeMo-Run and its 120 dependencies (500 MB) into an environment of its own, .cache/nemo_run"
+        "$venv/bin/python" -m venv .cache/nemo_run
+    fi
+    .cache/nemo_run/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[nemo-run]'
+}
+
+set_up_trackers() {
+    local trackers
+    has .cache/trackers/bin/python wandb mlflow ||
+        say "downloads W&B and MLflow with their 80 dependencies (700 MB on disk) into .cache/trackers"
+    readarray -t trackers < <(required_by wandb mlflow)
+    beside trackers "${trackers[@]}"
+}
+
+set_up_peer() {
+    has .cache/peer/bin/python accelerate transformers torchao deepspeed ||
+        say "downloads accelerate, transformers, torchao and DeepSpeed (220 MB on disk) into .cache/peer"
+    DS_BUILD_OPS=0 beside peer "${peers[@]}"
+}
+
+# The next two need an index; without one the tests with Bridge's own code and with lm-eval are skipped.
 set_up_bridge() {
     has .cache/bridge/bin/python megatron.bridge transformers ||
         say "downloads megatron-bridge $bridge (2 MB) and transformers (60 MB) into .cache/bridge"
-    bridge_in bridge
+    bridge_in bridge || say "no Megatron-Bridge: the tests with its own code are skipped"
 }
 
 set_up_evaluate() {
+    local evaluation
     has .cache/evaluate/bin/python megatron.bridge lm_eval ||
         say "downloads megatron-bridge $bridge and lm-eval with its 50 dependencies (550 MB on disk) into .cache/evaluate"
     readarray -t evaluation < <(required_by evaluate)
-    bridge_in evaluate "${evaluation[@]}"
+    bridge_in evaluate "${evaluation[@]}" || say "no lm-eval: the tests of evaluations are skipped"
 }
 
 bridge_in() { # NAME REQUIREMENT...: an environment in .cache with Bridge and further packages
