@@ -313,7 +313,7 @@ DOUBLED = "x=aaaaaaaaaaaaaaaa\n" + "x=$x$x\n" * 15
         'echo "b$x"\n' * 15_000,
         'A+=" --lr $x"\n' * 10_000 + "pretrain_gpt.py --bf16 $A",
         "pretrain_gpt.py " + " ".join(f"--unknown-flag-{i} {i}" for i in range(9_000)),
-        "pretrain_gpt.py --bf16 " + "$x " * 100_000,
+        "pretrain_gpt.py --bf16 " + "$x " * 50_000,
         DOUBLED + 'echo "b$x"\n' * 15_000,
         DOUBLED + "".join(f"y{i}=$x\n" for i in range(15_000)),
         "".join(f"export A{i}=1\n" for i in range(9_000)) + "echo a\n" * 9_000,

@@ -27,8 +27,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 _ARRAY_START = re.compile(r"[A-Za-z_]\w*\+?=")
 # Longest first, because the first match wins.
-_OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
-_REDIRECTS = ("&>>", "&>", "<<<", "<<-", "<<", ">>", "<&", ">&", ">|", "<>", "<", ">")
+_OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|;|&(?!>)|\||\(|\)")
+_REDIRECT = re.compile(r"&>>|&>|<<<|<<-|<<|>>|<&|>&|>\||<>|<|>")
 # Escapes of $'...', in the order in which bash tries them (lib/sh/strtrans.c).
 _ANSI_C = {
     "n": b"\n", "t": b"\t", "r": b"\r", "a": b"\a", "b": b"\b", "e": b"\x1b", "E": b"\x1b", "f": b"\f", "v": b"\v",
@@ -116,27 +116,27 @@ class _Reader:
                 redirect = self._redirect(line)
                 if redirect:
                     return redirect
-            for operator in _OPERATORS:
-                if self._starts(operator) and not self._starts("&>"):
-                    self._at += len(operator)
-                    return Operator(operator, line)
+            operator = _OPERATOR.match(self._text, self._at)
+            if operator:
+                self._at = operator.end()
+                return Operator(operator[0], line)
         word = self._word()
         if self._shell and (word.bare or "").isdigit() and self._next() in ("<", ">"):
             return self._redirect(line)
         return word
 
     def _redirect(self, line: int) -> Redirect | None:
-        for operator in _REDIRECTS:
-            if self._starts(operator):
-                self._at += len(operator)
-                self._blank()
-                start = self._at
-                if self._next() not in ("", "\n"):
-                    self._word()
-                if operator in ("<<", "<<-"):
-                    self._here.append((re.sub(r"[\"'\\]", "", self._text[start : self._at]), operator == "<<-"))
-                return Redirect(operator, line)
-        return None
+        found = _REDIRECT.match(self._text, self._at)
+        if found is None:
+            return None
+        operator, self._at = found[0], found.end()
+        self._blank()
+        start = self._at
+        if self._next() not in ("", "\n"):
+            self._word()
+        if operator in ("<<", "<<-"):
+            self._here.append((re.sub(r"[\"'\\]", "", self._text[start : self._at]), operator == "<<-"))
+        return Redirect(operator, line)
 
     def _skip_here_documents(self) -> None:
         for delimiter, indented in self._here:
