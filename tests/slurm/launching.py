@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cluster import Cluster
 from support import wait_for
 
@@ -50,15 +51,20 @@ class Site:
             self.env.pop(name, None)
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.python, "-m", "fp8launch", *arguments],
-            env={**self.env, **env},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        try:
+            return subprocess.run(
+                [self.python, "-m", "fp8launch", *arguments],
+                env={**self.env, **env},
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            queries = (("scontrol", "show", "jobs"), ("sinfo", "--Node", "--long"), ("sinfo", "--list-reasons"))
+            asked = "\n".join(self.slurm.run(*query).stdout for query in queries)
+            pytest.fail(f"{late}\n{late.stdout!r}\n{late.stderr!r}\n{asked}")
 
     def submit(self, *arguments: str, recipe: str = "recipes/tiny_cpu.yaml", expect: int = 0) -> str:
         done = self.run("submit", recipe, *arguments)
