@@ -151,3 +151,41 @@ def test_killed_around_sbatch_nothing_is_submitted_twice_and_nothing_is_lost(sit
     assert "submitted earlier" in done.stderr or "already exists" in done.stderr
     for ending in ("bin", "idx"):
         assert (site.folder / f"data/there.{ending}").read_bytes() == (site.folder / f"here.{ending}").read_bytes()
+
+
+LATE = """
+import sys, time
+from pathlib import Path
+from fp8launch.cli import run
+from fp8launch.plugins.data.cli import array
+
+begin, looked, ended = array.make_folder, Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
+
+def late(folder):
+    looked.touch()
+    while not ended.exists():
+        time.sleep(0.1)
+    begin(folder)
+
+array.make_folder = late
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_jobs_that_end_while_the_command_begins_are_not_submitted_again(site: Site) -> None:
+    builds = Builds(site)
+    assert site.run(*builds.words).returncode == 0
+    looked, ended = site.folder / "looked", site.folder / "ended"
+    command = [sys.executable, "-c", LATE, str(looked), str(ended), *builds.words]
+    with subprocess.Popen(command, env=site.env, cwd=ROOT, stderr=subprocess.PIPE, text=True) as late:
+        wait_for(looked.exists)
+        builds.begin()
+        wait_for(lambda: not builds.jobs())
+        ended.touch()
+        assert late.stderr is not None
+        said = late.stderr.read()
+    assert late.returncode == 0, said
+    assert "this dataset already exists" in said
+    assert builds.jobs() == []
+    assert (site.folder / "data/there.manifest.json").exists()
+    assert not (site.folder / "data/there.build").exists()

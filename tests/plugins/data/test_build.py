@@ -13,6 +13,7 @@ from dataset_support import as_bytes, build, content, data, in_megatron, make_te
 
 from fp8launch import cli
 from fp8launch.plugins.data import workers
+from fp8launch.plugins.data.cli import build as build_command
 from fp8launch.plugins.data.tokenizer import _PATTERNS
 
 MEGATRON_BUILDS = """
@@ -230,6 +231,24 @@ def test_the_same_command_again_builds_nothing(tmp_path: Path) -> None:
     before = (tmp_path / "out.bin").stat().st_ino
     assert "already exists" in data(*words).stderr
     assert (tmp_path / "out.bin").stat().st_ino == before
+
+
+def test_what_another_process_built_meanwhile_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dataset is finished after the command has looked for it, and before it has the lock."""
+    source = write_jsonl(tmp_path / "a.jsonl", make_texts(20))
+    words = ["build", source, "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    begin = build_command.make_folder
+
+    def late(folder: Path) -> None:
+        data(*words)
+        begin(folder)
+
+    monkeypatch.setattr(build_command, "make_folder", late)
+    assert cli.run(["data", *map(str, words), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["built"] is False
+    assert not (tmp_path / "out.build").exists()
 
 
 def test_another_dataset_is_replaced_only_when_asked(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from chat_support import GEMMA, MARKED, TEMPLATES, conversations, text, write_chat_tokenizer, write_lines
 
 from fp8launch.cli import run
+from fp8launch.plugins.data.chat import dataset as chat_dataset
 from fp8launch.plugins.data.chat.chat_tokenizer import load_chat_tokenizer
 from fp8launch.plugins.data.chat.conversations import Conversation, Unusable, conversation_of
 
@@ -200,6 +201,24 @@ def test_a_build_is_repeated_only_if_something_changed_and_leaves_no_files_of_ol
     assert {bad["reason"] for bad in found["examples"]} == {"beyond-sequence"}
     (tmp_path / "out" / "notes.txt").write_text("mine")
     assert built(capsys, *options, "--seed", "2", "--overwrite", code=1)["problems"][0]["code"] == "data-folder"
+
+
+def test_what_another_process_built_meanwhile_is_not_built_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = write_chat_tokenizer(tmp_path / "tokenizer")
+    source = write_lines(tmp_path / "chats.jsonl", conversations(20))
+    options = [source, "--tokenizer", folder, "--out", tmp_path / "out"]
+    begin = chat_dataset.make_folder
+
+    def late(building: Path) -> None:
+        monkeypatch.setattr(chat_dataset, "make_folder", begin)
+        assert built(capsys, *options)["built"]
+        begin(building)
+
+    monkeypatch.setattr(chat_dataset, "make_folder", late)
+    assert not built(capsys, *options)["built"]
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

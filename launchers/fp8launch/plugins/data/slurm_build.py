@@ -41,18 +41,18 @@ class DataJobs:
 
 def submit_build(
     plan: BuildPlan,
+    known: DataJobs | None,
     cluster: Cluster,
     limit: str,
     most_tasks: int,
     cpus: int | None,
     arguments: Sequence[str],
 ) -> DataJobs:
-    """Submit the array and the merge job, unless an earlier command's are still in the queue.
+    """Submit the array and the merge job, except for `known` ones of an earlier command.
 
     Each task gets `cpus` CPUs, and `arguments` are options of `data build-part`. The caller holds the folder's lock.
     Raises UserError if Slurm refuses a job or does not answer.
     """
-    known = known_jobs(plan)
     if known is not None and known.merge is not None:
         return known
     begin = [sys.executable, "-m", "fp8launch", "data", "build-part", str(plan.folder), *arguments]

@@ -113,6 +113,9 @@ def build_chat(
     make_folder(plan.building)
     with only_one(plan.building):
         try:
+            # Another process may have built it since this command looked.
+            if (there := _already_built(plan, tokenizer, overwrite)) is not None:
+                return ChatOutcome(there, [], [], built=False)
             _clear(plan.building)
             counts = _spool(plan, processes, skip, progress)
             if not counts.lengths:

@@ -11,8 +11,8 @@ from fp8launch.cluster.profile import load_cluster
 from fp8launch.datasets.manifest import read_manifest
 from fp8launch.diagnostics import ANSWER_IS_NO, UserError, error
 from fp8launch.job.reserved_env import refuse_reserved_in_profile
-from fp8launch.plugins.data.build import missing, prepare
-from fp8launch.plugins.data.cli.report import described
+from fp8launch.plugins.data.build import Outcome, already_built, missing, prepare
+from fp8launch.plugins.data.cli.report import described, report
 from fp8launch.plugins.data.files import busy
 from fp8launch.plugins.data.plan import BuildPlan, make_folder
 from fp8launch.plugins.data.slurm_build import DataJobs, known_jobs, submit_build
@@ -28,6 +28,7 @@ def build_on_cluster(
     engine: str,
     on_error: str,
     restart: bool,
+    overwrite: bool,
     cluster: str,
     limit: str,
     jobs: int,
@@ -44,11 +45,16 @@ def build_on_cluster(
     try:
         # An sbatch that outlives this command keeps the lock until its job can be found.
         with held(plan.folder, HELD_SECONDS):
-            if restart and (known := known_jobs(plan)):
+            known = known_jobs(plan)
+            if restart and known:
                 message = f"jobs of this build have not ended: {', '.join(known.ids)}"
                 raise error("data-busy", message, "--restart", f"scancel {' '.join(known.ids)}, or wait", ANSWER_IS_NO)
+            # Jobs of an earlier command may have built it since this command looked.
+            if known is None and (there := already_built(plan, overwrite)) is not None:
+                report(Outcome(there, [], built=False), None, as_json)
+                return 0
             plan = prepare(plan, restart)
-            submitted = submit_build(plan, profile, limit, jobs, cpus, arguments)
+            submitted = submit_build(plan, known, profile, limit, jobs, cpus, arguments)
     except Busy:
         raise busy(plan.folder) from None
     if not submitted.submitted:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fp8launch.cli.output import echo, eprint, json_option, show_json
+from fp8launch.cli.output import eprint, json_option
 from fp8launch.diagnostics import error
 from fp8launch.plugins.data.build import (
     EngineChanged,
@@ -21,7 +21,7 @@ from fp8launch.plugins.data.build import (
 )
 from fp8launch.plugins.data.cli.build_chat import build_conversations, refuse_others
 from fp8launch.plugins.data.cli.progress import shown_progress
-from fp8launch.plugins.data.cli.report import described, report_skipped
+from fp8launch.plugins.data.cli.report import report
 from fp8launch.plugins.data.cli.source_options import source_options
 from fp8launch.plugins.data.documents import Reading
 from fp8launch.plugins.data.extras import load
@@ -154,15 +154,17 @@ def build(
     plan = BuildPlan(str(prefix), tuple(files), tuple(shards), spec, reading, _limit(spec, vocab_size))
     there = already_built(plan, overwrite)
     if there is not None:
-        _report(Outcome(there, [], built=False), None, as_json)
+        report(Outcome(there, [], built=False), None, as_json)
         return 0
     if cluster is not None:
         from fp8launch.plugins.data.cli.array import build_on_cluster
 
-        return build_on_cluster(plan, engine, on_error, restart, cluster, limit, jobs, workers, wait, as_json)
+        return build_on_cluster(
+            plan, engine, on_error, restart, overwrite, cluster, limit, jobs, workers, wait, as_json
+        )
     begun = time.monotonic()
-    outcome = _build(plan, engine, processes, on_error == "skip", restart)
-    _report(outcome, time.monotonic() - begun, as_json)
+    outcome = _build(plan, engine, processes, on_error == "skip", restart, overwrite)
+    report(outcome, time.monotonic() - begun, as_json)
     return 0
 
 
@@ -202,9 +204,12 @@ def _limit(spec: TokenizerSpec, vocab_size: int | None) -> int:
     return limit
 
 
-def _build(plan: BuildPlan, engine: str, processes: int, skip: bool, restart: bool) -> Outcome:
+def _build(plan: BuildPlan, engine: str, processes: int, skip: bool, restart: bool, overwrite: bool) -> Outcome:
     make_folder(plan.folder)
     with only_one(plan.folder):
+        # Another process may have built it since this command looked.
+        if (there := already_built(plan, overwrite)) is not None:
+            return Outcome(there, [], built=False)
         plan = prepare(plan, restart)
         chosen = engine_for(plan, engine, eprint)
         try:
@@ -217,16 +222,3 @@ def _build(plan: BuildPlan, engine: str, processes: int, skip: bool, restart: bo
             with shown_progress() as progress:
                 build_here(plan, chosen, processes, skip, progress, eprint)
         return complete(plan, chosen)
-
-
-def _report(outcome: Outcome, seconds: float | None, as_json: bool) -> None:
-    manifest = outcome.manifest
-    if as_json:
-        examples = [{**bad.as_json(), "place": bad.place()} for bad in outcome.examples]
-        rate = manifest["tokens"] / seconds if seconds else None
-        show_json({**manifest, "built": outcome.built, "examples": examples, "tokens_per_s": rate})
-        return
-    report_skipped(manifest["skipped"], outcome.examples)
-    if not outcome.built:
-        eprint("this dataset already exists")
-    echo(described(manifest, seconds))

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8launch.cli.output import eprint
+from fp8launch.cli.output import echo, eprint, show_json
 from fp8launch.plugins.data.bad_input import BadInput, summary
+from fp8launch.plugins.data.build import Outcome
+
+
+def report(outcome: Outcome, seconds: float | None, as_json: bool) -> None:
+    """Print the counts of a dataset, how fast it was built, and what was left out."""
+    manifest = outcome.manifest
+    if as_json:
+        examples = [{**bad.as_json(), "place": bad.place()} for bad in outcome.examples]
+        rate = manifest["tokens"] / seconds if seconds else None
+        show_json({**manifest, "built": outcome.built, "examples": examples, "tokens_per_s": rate})
+        return
+    report_skipped(manifest["skipped"], outcome.examples)
+    if not outcome.built:
+        eprint("this dataset already exists")
+    echo(described(manifest, seconds))
 
 
 def described(manifest: dict[str, Any], seconds: float | None = None) -> str:
