@@ -30,6 +30,11 @@ def as_number(value: object) -> float | None:
     return float(value)
 
 
+def as_seconds(value: object) -> float | None:
+    """Return a number of seconds since 1970 that a date can hold, or None for anything else."""
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e11 else None
+
+
 def as_time(value: object) -> float | None:
     """Return a time in ISO notation as seconds since 1970, or None for anything else."""
     try:

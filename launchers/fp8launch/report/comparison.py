@@ -44,8 +44,8 @@ def row_notes(row: Row, recomputed: bool) -> list[str]:
     notes = list(row.notes)
     if recomputed and any(not run.speed.tflops_per_gpu_recomputed for run in row.good):
         notes.append("TFLOP/s are the log's own: its arguments do not determine them")
-    if row.shared_with:
-        notes.append(f"used the same GPU at the same time as {and_more(row.shared_with, 3)}")
+    if row.sharing:
+        notes.append(row.sharing)
     names = ", ".join(filter(affects_speed, differing_facts(row.runs)))
     if names:
         notes.append(f"its runs differ in {names}")

@@ -123,7 +123,8 @@ def doubts(comparison: Comparison) -> list[str]:
             text = "may differ from" if all(map(is_unknown, noted)) else "differs from"
             rows.setdefault(f"* {text} {ratio.against}: {'; '.join(noted)}", []).append(row.name)
     for row in comparison.rows:
-        differing = [note for note in row.notes if note.startswith(("its runs differ", "used the same GPU"))]
+        differing = [note for note in row.notes if note.startswith("its runs differ")]
+        differing += filter(None, [row.sharing])
         for run in row.good:
             for problem in run.health:
                 word = "unhealthy" if problem.severity == "error" else "health warning"

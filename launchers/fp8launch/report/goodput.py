@@ -19,15 +19,13 @@ from fp8launch.logs.evidence import of_kind
 from fp8launch.logs.file_slices import lines
 from fp8launch.rundir.attempts import read_attempt_log
 from fp8launch.rundir.run_dir import RunFolder
-from fp8launch.untyped import as_time
+from fp8launch.untyped import as_seconds, as_time
 from fp8launch.wording import counted
 
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] iteration\s{0,20}:?\s{1,20}(\d{1,15})\b")
 # Other ranks print into the same line, before an iteration or after it.
 _LONGEST_LINE = 1 << 16
 _DAY = 86400
-# Seconds since 1970 that a date can hold.
-_LATEST = 1e11
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,10 @@ def goodput_of_run(run: RunFolder, logs: Sequence[ParsedLog], gpus: int | None) 
 
 def _attempt(record: Mapping[str, Any]) -> TimedAttempt | None:
     """Return a recorded attempt; None for a record that no supervisor writes."""
-    name, before, began = record.get("name"), record.get("before"), _time_in(record, "began")
+    name, before, began = record.get("name"), record.get("before"), as_seconds(record.get("began"))
     if not isinstance(name, str) or not isinstance(before, int) or began is None:
         return None
-    return TimedAttempt(name, began, _time_in(record, "ended"), before)
-
-
-def _time_in(record: Mapping[str, Any], key: str) -> float | None:
-    value = record.get(key)
-    if isinstance(value, int | float) and 0 < value < _LATEST:
-        return float(value)
-    return None
+    return TimedAttempt(name, began, as_seconds(record.get("ended")), before)
 
 
 def goodput_of(

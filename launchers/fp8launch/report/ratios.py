@@ -19,7 +19,7 @@ from fp8launch.report.intervals import ratio_interval
 from fp8launch.report.rows import Ratio, Row, ScalingEfficiency, ScalingMode, labels_of
 from fp8launch.report.run_report import UNITS, Unit
 
-# Why rows have no ratio if their runs, or those of the baseline, were not alone on their GPUs.
+# Shown in place of a speed-up if runs of the row, or of the baseline, shared a GPU.
 SHARED = "runs used the same GPU at the same time"
 
 

@@ -16,7 +16,7 @@ from fp8launch.report.machines import compressed
 from fp8launch.report.run_report import RunReport, Statistic, Unit, over_runs
 from fp8launch.report.variant_labels import variant_labels
 from fp8launch.untyped import as_int
-from fp8launch.wording import counted, for_hardware
+from fp8launch.wording import and_more, counted, for_hardware
 
 T = TypeVar("T")
 
@@ -112,6 +112,13 @@ class Row:
     @property
     def good(self) -> tuple[RunReport, ...]:
         return tuple(run for run in self.runs if run.good)
+
+    @property
+    def sharing(self) -> str:
+        """A note on the runs in `shared_with`; empty if there are none."""
+        if not self.shared_with:
+            return ""
+        return f"used the same GPU at the same time as {and_more(self.shared_with, 3)}"
 
     @cached_property
     def facts(self) -> Facts:

@@ -12,12 +12,10 @@ from itertools import islice, pairwise
 
 from fp8launch.logs import ParsedLog
 from fp8launch.logs.evidence import of_kind
-from fp8launch.untyped import as_mapping
+from fp8launch.untyped import as_mapping, as_seconds
 
-# Two runs share a GPU if they overlap for more than this part of the shorter one: a median ignores less.
+# Two runs share a GPU if they overlap for more than this part of the shorter one. Less barely moves a median.
 _LEAST = 0.1
-# Seconds since 1970 that a date can hold.
-_LATEST = 1e11
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ def gpu_use(log: ParsedLog) -> GpuUse | None:
     """Return how an attempt used its GPUs; None if its log does not name them."""
     gpus, times = set(), []
     for evidence in of_kind("probe", log.evidence):
-        gpu, time = as_mapping(evidence.data.get("software")).get("gpu_id"), evidence.data.get("time")
-        if isinstance(gpu, str) and isinstance(time, int | float) and 0 < time < _LATEST:
+        gpu, time = as_mapping(evidence.data.get("software")).get("gpu_id"), as_seconds(evidence.data.get("time"))
+        if isinstance(gpu, str) and time is not None:
             gpus.add(gpu)
             times.append(time)
     if not gpus:

@@ -20,8 +20,8 @@ from fp8launch.schedulers.base import JobState
 class Part:
     """One run of a sequence.
 
-    Messages call it `name`. `problems` are those of its hand-over from earlier runs. `values` label it in comparisons,
-    such as `{"stage": "anneal"}`.
+    Messages refer to it by `name`. `problems` lists what is wrong with the results that it takes over from earlier
+    runs. Comparisons label it with `values`, such as `{"stage": "anneal"}`.
     """
 
     name: str

@@ -86,14 +86,14 @@ def position_of_rank() -> dict[str, Any] | None:
 
 
 def _software() -> dict[str, Any]:
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     engine = sys.modules.get("transformer_engine")
     versions = {
         "torch": getattr(torch, "__version__", None),
         "transformer_engine": getattr(engine, "__version__", None),
     }
     try:
-        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())  # type: ignore[union-attr]
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         return {**versions, "gpu": gpu.name, "gpu_id": plain(getattr(gpu, "uuid", None))}
     except Exception:
         return versions
